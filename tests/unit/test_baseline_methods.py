@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from msa_lite.baselines import methods
+from msa_lite.baselines import methods, objective
 from msa_lite.baselines.losses import check_layer, layer_activations
 from msa_lite.baselines.methods import METHODS, Method, Value, check_method, settings_grid
+from msa_lite.baselines.objective import reference_log_probs
 from msa_lite.data import IGNORE
 from msa_lite.errors import UsageError
+from msa_lite.io.models import heads
 from msa_lite.io.models.heads import split_model
 from msa_lite.train.objectives.reference import Batch, FitReference, answer_logits, freeze_copy, make_batch
 from tests.support.fits import PAD, VOCABULARY, ragged_rows, with_adapter
 from tests.support.models import tiny_model
+from tests.unit.test_baseline_objective import (
+    FORGET,
+    ROWS,
+    assert_alike,
+    each_mode,
+    gradients,
+    objective_of,
+    point,
+    to_train,
+)
 
 KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
 
@@ -147,17 +162,6 @@ def test_answer_logits_are_those_of_the_whole_pass(kind: str, adapted: bool) -> 
             assert labels[i][labels[i] != IGNORE].tolist() == [t for t in row.labels[1:] if t != IGNORE]
 
 
-def test_other_positions_may_be_wanted() -> None:
-    model, batch = tiny("llama"), make_batch(ragged_rows(3), PAD, "cpu")
-    with torch.no_grad():
-        logits, labels = dense(model, batch, batch.mask[:, 1:] == 1)
-        whole = model(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1]
-    told = batch.mask[:, 1:] == 1
-    assert torch.allclose(logits[told], whole[told], atol=1e-6)
-    assert not logits[~told].any()
-    assert labels.equal(batch.labels[:, 1:])
-
-
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer_activations_are_the_outputs_of_that_layer(kind: str, layer: int) -> None:
@@ -230,12 +234,6 @@ def test_a_frozen_copy_of_the_first_layers_says_the_same_and_stays(kind: str) ->
         assert not torch.allclose(layer_activations(model, batch, 1), before, atol=1e-2)
 
 
-def test_a_whole_frozen_copy_keeps_every_layer() -> None:
-    model, batch = tiny("llama"), make_batch(ragged_rows(2), PAD, "cpu")
-    with torch.no_grad():
-        assert dense(freeze_copy(model), batch)[0].equal(dense(model, batch)[0])
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_reference_is_the_model_with_its_adapter_off(training: bool) -> None:
     batch = make_batch(ragged_rows(4), PAD, "cpu")
@@ -275,3 +273,98 @@ def test_a_layer_that_the_model_has_not_is_refused(config: dict[str, Any]) -> No
         check_layer("some/model", config, layer)
     with pytest.raises(UsageError, match=r"rmu\.layer: 4, but some/model has 4 layers, 0 to 3"):
         check_layer("some/model", config, 4)
+
+
+# The memory of a baseline's step stays below what a fit has tried; the log-probabilities of its reference.
+
+
+@each_mode
+@pytest.mark.parametrize("name", ["grad_diff", "npo", "dpo", "rmu", "undial"])  # one for each kind of pass
+def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(name: str, full: bool) -> None:
+    made, model = objective_of(point(name), name, full), to_train(full)
+    made.prepare(model)
+    held: list[Tensor] = []
+    body = (model if full else model.get_base_model()).base_model
+    body.register_forward_pre_hook(lambda *args: held.append(args[2]["input_ids"]), with_kwargs=True)
+    passes: dict[int, list[Tensor]] = {4: [], 1: []}
+    for micro, values in passes.items():
+        held.clear()
+        made.step(model, ROWS, 0, micro, values.append)
+        assert max(ids.numel() for ids in held) <= micro * made.longest
+    assert len(passes[4]) < len(passes[1])
+
+
+@pytest.mark.parametrize(("name", "retain_loss"), [("npo", "nll"), ("dpo", "kl"), ("satimp", "nll"), ("undial", "kl")])
+def test_logits_are_made_a_block_at_a_time(name: str, retain_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, model = objective_of(point(name, retain_loss), name, False), to_train(False)
+    made.prepare(model)
+    wanted = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
+    gradient = gradients(model)
+    sizes: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    for rows in (1000, 3):
+        sizes.clear()
+        monkeypatch.setattr(heads, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
+        assert float(made.step(model, ROWS, 0, 4, lambda loss: loss.backward())) == pytest.approx(float(wanted))
+        assert_alike(gradients(model), gradient)
+        assert max(sizes) == 3 if rows == 3 else max(sizes) > 3
+
+
+def test_long_alternatives_count_as_well_as_short_answers() -> None:
+    long = [replace(row, ids=[5] * 60, labels=[IGNORE, *[5] * 59]) for row in FORGET]
+    made, model = objective_of(point("dpo"), "dpo", False, alternatives=long), to_train(False)
+    made.prepare(model)
+    made._reference_scores = {"forget": [0.0] * 8, "alternatives": [0.0] * 8}
+    sizes: list[int] = []
+    body = model.get_base_model().base_model
+    body.register_forward_pre_hook(lambda *args: sizes.append(args[2]["input_ids"].numel()), with_kwargs=True)
+    tokens: list[int] = []  # of each pass with its backward pass: of both answers, or of retain rows
+
+    def backward(loss: Tensor) -> None:
+        tokens.append(sum(sizes))
+        sizes.clear()
+
+    made.step(model, ROWS, 0, 4, backward)
+    assert max(tokens) <= 4 * made.longest == 240
+
+
+# The reference's log-probabilities: those of a plain loop, of as many rows at a time as fit into memory
+
+
+SETS = {"forget": ragged_rows(11), "other": ragged_rows(3, 1)}
+
+
+def test_values_are_those_of_a_plain_loop() -> None:
+    model = tiny("llama", attention_dropout=0.5).train()  # which is off in both
+    found = reference_log_probs(model, SETS, PAD)
+    assert model.training
+    assert found.keys() == SETS.keys()
+    for name, rows in SETS.items():
+        for row, value in zip(rows, found[name], strict=True):
+            with torch.no_grad():
+                chances = model.eval()(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
+            pairs = pairwise(range(len(row.ids)))
+            wanted = sum(float(chances[i, row.ids[j]]) for i, j in pairs if row.labels[j] != IGNORE)
+            assert value == pytest.approx(wanted, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("most", [2, 1, 0])
+def test_values_are_made_of_fewer_rows_at_a_time_when_memory_runs_out(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = reference_log_probs(tiny("llama"), SETS, PAD)
+    make = objective.make_batch
+
+    def small(rows: Any, *more: Any) -> Any:
+        if len(rows) > most:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return make(rows, *more)
+
+    monkeypatch.setattr(objective, "make_batch", small)
+    if not most:
+        with pytest.raises(RuntimeError, match="ALLOC_FAILED"):  # the fit then steps down
+            reference_log_probs(tiny("llama"), SETS, PAD)
+        return
+    found = reference_log_probs(tiny("llama"), SETS, PAD)
+    for name, values in wanted.items():
+        assert found[name] == pytest.approx(values, rel=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -250,41 +249,3 @@ def test_retain_rows_are_drawn_uniformly() -> None:
     assert len(counts) == 9
     # 18,000 draws of 9 rows: 2,000 each, with a standard deviation of √(18,000 · 1/9 · 8/9) = 42.
     assert np.abs(counts - 2000).max() < 5 * 42
-
-
-def test_a_forget_row_keeps_its_retain_row_in_whatever_order_an_epoch_runs() -> None:
-    made, model = objective_of(point("grad_diff"), "grad_diff", True), to_train(True)
-    made.prepare(model)
-    orders = ([[0, 1, 2], [3, 4, 5]], [[5, 3, 4], [2, 1, 0]])
-    halves = [[float(made.step(model, rows, 1, 6, lambda loss: None)) for rows in order] for order in orders]
-    assert halves[0] == pytest.approx(halves[1][::-1], rel=1e-5)
-
-
-def test_steering_is_one_vector_for_the_whole_fit() -> None:
-    made, model = objective_of(point("rmu", retain_weight=0.0), "rmu", True), to_train(True)
-    made.prepare(model)
-    first = float(made.step(model, ROWS, 0, 6, lambda loss: None))
-    torch.rand(5)
-    assert float(made.step(model, ROWS, 4, 6, lambda loss: None)) == first
-    made.seed = SEED + 1
-    assert float(made.step(model, ROWS, 0, 6, lambda loss: None)) != first
-
-
-def test_two_objectives_are_the_same_when_they_describe_themselves_alike() -> None:
-    def described(name: str = "undial", **changes: Any) -> str:
-        parameters = point(name, **changes.pop("parameters", {}))
-        parameters |= changes.pop("more", {})
-        return json.dumps(objective_of(parameters, name, False, **changes).describe(), sort_keys=True)
-
-    same = described()
-    assert same == described(more={"learning_rate": 1e-3}) == described(pad=0)
-    others = [
-        described("wga"),
-        described(parameters={"retain_weight": 2.0}),
-        described(parameters={"retain_loss": "kl"}),
-        described(retain=RETAIN[1:]),
-        described(retain=[replace(RETAIN[0], labels=RETAIN[1].labels), *RETAIN[1:]]),
-        described(alternatives=ALTERNATIVES),
-        described(seed=8),
-    ]
-    assert len({same, *others}) == 1 + len(others)

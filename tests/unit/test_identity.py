@@ -252,6 +252,8 @@ def test_a_baselines_objective_is_known_by_all_that_decides_its_loss() -> None:
         return BaselineObjective(**{**given, "seed": 0, "alternatives": alternatives, **change}).describe()
 
     assert_told_apart(identity, one_each(changes) | {"labels": {"retain": relabelled}})
+    of_the_fit = given["parameters"] | {"learning_rate": 1e-3}
+    assert_not_told_apart(identity, {"padding": {"pad": 0}, "rate": {"parameters": of_the_fit}})
 
 
 def test_the_files_of_a_manifest_give_the_revision_that_a_model_is_known_by(tmp_path: Path) -> None:

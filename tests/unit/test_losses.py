@@ -1,13 +1,15 @@
-"""The baselines' losses: values worked out by hand, gradients, and logits at their extremes."""
+"""The baselines' losses beside float64 formulas of the papers; what counts, what is held fixed, and extreme logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import log
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from msa_lite.baselines import losses
@@ -16,11 +18,6 @@ from msa_lite.train.objectives.reference import kl_divergence
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-LN2, LN3 = log(2), log(3)
-# Two rows over a vocabulary of two: the labels of the first have p = 1/2, 1/4, the label of the second 1/2, so that
-# S = (−3 ln 2, −ln 2), n = (2, 1). The last position is padding, and sure of itself.
-LABELS = torch.tensor([[0, 1], [1, IGNORE]])
-LOGITS = torch.tensor([[[0.5, 0.5], [0.75, 0.25]], [[0.5, 0.5], [1e-6, 1.0]]]).log()
 
 # Losses of (logits, labels, logits of a reference).
 FORGET: dict[str, Loss] = {
@@ -70,87 +67,6 @@ def assert_same(found: Tensor, expected: Tensor, rtol: float = 1e-4) -> None:
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-6)
 
 
-def value(loss: Tensor) -> Any:
-    return pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-
-
-def test_token_losses_and_their_sums_by_hand() -> None:
-    assert losses.token_losses(LOGITS, LABELS).flatten().tolist() == pytest.approx([LN2, 2 * LN2, LN2, 0])
-    assert losses.sequence_log_probs(LOGITS, LABELS).tolist() == pytest.approx([-3 * LN2, -LN2])
-    # Four halvings over three labels; a mean of the rows' means would give 5/4 ln 2.
-    assert value(losses.cross_entropy(LOGITS, LABELS)) == 4 / 3 * LN2
-    assert value(losses.grad_ascent(LOGITS, LABELS)) == -4 / 3 * LN2
-
-
-def test_npo_by_hand() -> None:
-    # (2/β) mean ln(1 + (p/p_ref)^β). The first row is as the reference has it, the second three times as likely:
-    # 2 · (ln 2 + ln 4) / 2 = 3 ln 2.
-    reference = torch.tensor([-3 * LN2, -LN2 - LN3])
-    assert value(losses.npo(LOGITS, LABELS, reference, beta=1.0)) == 3 * LN2
-    # A third as likely instead: ln 2 + ln(4/3) = ln(8/3), which is less.
-    reference = torch.tensor([-3 * LN2, -LN2 + LN3])
-    assert value(losses.npo(LOGITS, LABELS, reference, beta=1.0)) == log(8 / 3)
-    # β = 2 takes the ratio to its square: (ln 2 + ln(1 + 9)) / 2.
-    reference = torch.tensor([-3 * LN2, -LN2 - LN3])
-    assert value(losses.npo(LOGITS, LABELS, reference, beta=2.0)) == log(20) / 2
-
-
-def test_simnpo_by_hand() -> None:
-    # Mean losses per token are 3/2 ln 2 and ln 2; with β = 2: mean ln(1 + e^(−2·)) = (ln(1 + 1/8) + ln(1 + 1/4)) / 2.
-    assert value(losses.simnpo(LOGITS, LABELS, beta=2.0)) == log(45 / 32) / 2
-    # A margin of ½ ln 2 leaves ln 2 and ½ ln 2 of them: (ln(1 + 1/4) + ln(1 + 1/2)) / 2.
-    assert value(losses.simnpo(LOGITS, LABELS, beta=2.0, delta=LN2 / 2)) == log(15 / 8) / 2
-
-
-def test_dpo_by_hand() -> None:
-    # Row 1 has gained ln 3 on what is to be forgotten, row 2 on the alternative: 2 · (ln(1 + 3) + ln(1 + 1/3)) / 2.
-    gained, kept = torch.tensor([LN3, 0.0]), torch.tensor([0.0, LN3])
-    assert value(losses.dpo(gained, kept, beta=1.0)) == log(16 / 3)
-    assert value(losses.dpo(gained[:1], kept[:1], beta=1.0)) == 2 * log(4)
-    assert value(losses.dpo(gained[1:], kept[1:], beta=1.0)) == 2 * log(4 / 3)
-
-
-def test_satimp_and_wga_by_hand() -> None:
-    # β1 = β2 = 1: weights p(1 − p) = 1/4, 3/16, 1/4 on ln 2, 2 ln 2, ln 2: 7/8 ln 2 over three labels.
-    assert value(losses.satimp(LOGITS, LABELS, beta1=1.0, beta2=1.0)) == -7 / 24 * LN2
-    # β1 = 2, β2 = 1: weights 1/8, 3/64, 1/8: (1/8 + 3/32 + 1/8) ln 2 = 11/32 ln 2.
-    assert value(losses.satimp(LOGITS, LABELS, beta1=2.0, beta2=1.0)) == -11 / 96 * LN2
-    # β1 = 1, β2 = 2: weights 1/8, 9/64, 1/8: (1/8 + 9/32 + 1/8) ln 2 = 17/32 ln 2.
-    assert value(losses.satimp(LOGITS, LABELS, beta1=1.0, beta2=2.0)) == -17 / 96 * LN2
-    # Weights p: (1/2 + 2/4 + 1/2) ln 2.
-    assert value(losses.wga(LOGITS, LABELS)) == -LN2 / 2
-
-
-def test_undial_by_hand() -> None:
-    # The reference has p = 3/4 for the label; ln 3 off its logit makes the odds even. A student that gives the label
-    # 1/4: ½ ln 4 + ½ ln(4/3); one that gives it 3/4 has as much to lose; one with even odds is there: ln 2.
-    labels, reference = torch.tensor([[0]]), torch.tensor([[[0.75, 0.25]]]).log()
-    low, high, even = (torch.tensor([[[p, 1 - p]]]).log() for p in (0.25, 0.75, 0.5))
-    for student, expected in ((low, log(16 / 3) / 2), (high, log(16 / 3) / 2), (even, LN2)):
-        assert value(losses.undial(student, labels, reference, beta=LN3)) == expected
-
-
-def test_kl_divergence_by_hand() -> None:
-    # KL((1/2, 1/2) ‖ (1/4, 3/4)) = ½ ln 2 + ½ ln(2/3); the other way round it is ¼ ln(1/2) + ¾ ln(3/2).
-    even, uneven = torch.tensor([[[0.5, 0.5]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
-    mask = torch.tensor([[True]])
-    assert value(kl_divergence(uneven, even, mask)) == log(4 / 3) / 2
-    assert value(kl_divergence(even, uneven, mask)) == 0.75 * LN3 - LN2
-
-
-# Squares' means over the width: 1 and 5 in row 1, 5 in row 2, whose second position is padding.
-ACTIVATIONS = torch.tensor([[[1.0, 1.0], [3.0, 1.0]], [[1.0, -3.0], [100.0, 100.0]]])
-POSITIONS = torch.tensor([[True, True], [True, False]])
-
-
-def test_rmu_by_hand() -> None:
-    # Rows' means 3 and 5. Over all positions at once it would be 11/3.
-    assert losses.rmu(ACTIVATIONS, torch.zeros(2), POSITIONS).item() == 4
-    # A vector of (1, 1): 0 and 2 in row 1, 8 in row 2. The model's own activations: nothing is left.
-    assert losses.rmu(ACTIVATIONS, torch.ones(2), POSITIONS).item() == 4.5
-    assert losses.rmu(ACTIVATIONS, ACTIVATIONS, POSITIONS).item() == 0
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rmu_of_half_precision_is_that_of_the_same_values_in_full(dtype: torch.dtype) -> None:
     # 300² is past what float16 holds, and half precision counts no further than 256 or 2048 exactly.
@@ -187,18 +103,6 @@ def test_a_step_down_a_forget_loss_makes_the_labels_less_likely(loss: Loss) -> N
     assert (plain[known.bool()] < 0).all()
 
 
-def test_npo_weighs_each_row_by_its_log_ratio() -> None:
-    logits, labels, reference = random_batch([3, 1, 4])
-    theirs = losses.sequence_log_probs(reference, labels)
-    for beta in (0.1, 1.0, 3.0):
-        sums = losses.sequence_log_probs(logits, labels)
-        weights = 2 * torch.sigmoid(beta * (sums - theirs)).detach()
-        assert weights.std() > 0.01
-        assert_same(
-            gradient(losses.npo(logits, labels, theirs, beta=beta), logits), gradient((weights * sums).mean(), logits)
-        )
-
-
 @pytest.mark.parametrize(("beta1", "beta2"), [(5.0, 1.0), (1.0, 0.0), (0.5, 2.0)])
 def test_weights_of_satimp_and_wga_are_constants(beta1: float, beta2: float) -> None:
     logits, labels, _ = random_batch([3, 1, 4])
@@ -212,23 +116,6 @@ def test_weights_of_satimp_and_wga_are_constants(beta1: float, beta2: float) -> 
         wga = losses.wga(logits, labels, beta=beta1)
         assert torch.equal(wga, losses.satimp(logits, labels, beta1=beta1, beta2=0.0))
         assert_same(gradient(wga, logits), fixed)
-
-
-def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
-    _, labels, reference = random_batch([3, 1, 4])
-    known, before = labels != IGNORE, reference.clone()
-    adjusted = reference.clone()
-    adjusted[known, labels[known]] -= 2.0
-    adjusted.requires_grad_()
-    least = losses.undial(adjusted, labels, reference, beta=2.0)
-    assert gradient(least, adjusted).abs().max() < 1e-6
-    for seed in range(5):
-        elsewhere, _, _ = random_batch([3, 1, 4], seed=seed)
-        assert losses.undial(elsewhere, labels, reference, beta=2.0) > least
-        # Above that least by the divergence from it.
-        above = kl_divergence(elsewhere, adjusted.detach(), known)
-        assert_same(losses.undial(elsewhere, labels, reference, beta=2.0) - least, above)
-    assert torch.equal(reference, before)
 
 
 @every_loss
@@ -255,3 +142,153 @@ def test_logits_at_their_extremes_give_numbers(loss: Loss, logit: float) -> None
         found = loss(student, labels, reference)
         assert found.isfinite()
         assert gradient(found, student).isfinite().all()
+
+
+# The baselines' losses beside float64 formulas of the papers, open-unlearning's defects, and transformers.
+
+
+many = settings(max_examples=50)
+betas = st.sampled_from([0.05, 0.1, 1.0, 4.5, 10.0])
+exponents = st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0])
+
+
+class Batch(NamedTuple):
+    """A model's logits, labels, and the logits of a reference; all in numpy, the logits exact in fp32."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    reference: np.ndarray
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits, labels, reference = map(torch.from_numpy, self)
+        return logits, labels, reference
+
+    def log_ratios(self) -> np.ndarray:
+        """(b,) log π_θ(y|x) − log π_ref(y|x)."""
+        pairs = zip(answers(self.logits, self.labels), answers(self.reference, self.labels), strict=True)
+        return np.array([mine.sum() - theirs.sum() for mine, theirs in pairs])
+
+    def reference_sums(self) -> torch.Tensor:
+        return torch.tensor([row.sum() for row in answers(self.reference, self.labels)], dtype=torch.float32)
+
+
+@st.composite
+def batches(draw: st.DrawFn, vocabularies: tuple[int, int] = (2, 6), scale: float = 3.0) -> Batch:
+    """One to four rows of up to seven positions, a label at one of them at least, wherever they stand."""
+    rows, positions = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    vocabulary = draw(st.integers(*vocabularies))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    labels = random.integers(vocabulary, size=(rows, positions))
+    for row in labels:
+        row[random.permutation(positions)[random.integers(1, positions + 1) :]] = IGNORE
+    logits, reference = random.normal(scale=scale, size=(2, rows, positions, vocabulary)).astype(np.float32)
+    return Batch(logits, labels, reference)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    exact = logits.astype(float)
+    exact = exact - exact.max(-1, keepdims=True)
+    return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+
+
+def answers(logits: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
+    """Row by row, the log-probabilities of the labels."""
+    for predicted, row in zip(log_softmax(logits), labels, strict=True):
+        yield np.array([predicted[i, label] for i, label in enumerate(row) if label != IGNORE])
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def assert_value(found: torch.Tensor, expected: float) -> None:
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected, rel=2e-5, abs=1e-5)
+
+
+@many
+@given(batches())
+def test_cross_entropy_and_gradient_ascent(batch: Batch) -> None:
+    logits, labels, _ = batch.tensors()
+    expected = -np.concatenate(list(answers(batch.logits, batch.labels))).mean()
+    assert_value(losses.cross_entropy(logits, labels), expected)
+    assert_value(losses.grad_ascent(logits, labels), -expected)
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    torch.testing.assert_close(losses.cross_entropy(logits, labels), flat)
+
+
+@many
+@given(batches(), betas)
+def test_npo(batch: Batch, beta: float) -> None:
+    # Its second form: (2/β) E log(1 + (π_θ/π_ref)^β).
+    logits, labels, _ = batch.tensors()
+    expected = 2 / beta * np.logaddexp(0, beta * batch.log_ratios()).mean()
+    assert_value(losses.npo(logits, labels, batch.reference_sums(), beta=beta), expected)
+
+
+@many
+@given(batches(), betas, st.sampled_from([-1.0, 0.0, 0.5, 3.0]))
+def test_simnpo(batch: Batch, beta: float, gamma: float) -> None:
+    # E −(2/β) log σ(−(β/|y|) log π_θ(y|x) − γ)
+    logits, labels, _ = batch.tensors()
+    means = np.array([row.sum() / len(row) for row in answers(batch.logits, batch.labels)])
+    expected = (-2 / beta * np.log(sigmoid(-beta * means - gamma))).mean()
+    assert_value(losses.simnpo(logits, labels, beta=beta, delta=gamma / beta), expected)
+
+
+@many
+@given(st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, max_size=5), betas)
+def test_dpo(pairs: list[tuple[float, float]], beta: float) -> None:
+    # 2/β times E −log σ(β log-ratio of the winner − β log-ratio of the loser); the winner is the alternative.
+    forget, alternative = np.array(pairs).T
+    expected = 2 / beta * np.logaddexp(0, -(beta * alternative - beta * forget)).mean()
+    found = losses.dpo(torch.tensor(forget).float(), torch.tensor(alternative).float(), beta=beta)
+    assert_value(found, expected)
+
+
+@many
+@given(batches(), exponents, exponents)
+def test_satimp_and_wga(batch: Batch, beta1: float, beta2: float) -> None:
+    logits, labels, _ = batch.tensors()
+    each = np.concatenate(list(answers(batch.logits, batch.labels)))
+    p = np.exp(each)
+    assert_value(losses.satimp(logits, labels, beta1=beta1, beta2=beta2), (p**beta1 * (1 - p) ** beta2 * each).mean())
+    assert_value(losses.wga(logits, labels, beta=beta1), (p**beta1 * each).mean())
+
+
+def distilled(batch: Batch, onehot: np.ndarray, beta: float) -> np.ndarray:
+    """(b, t) cross-entropies of the student against the reference with β off the marked logits."""
+    teacher = np.exp(log_softmax(batch.reference.astype(float) - beta * onehot))
+    return -(teacher * log_softmax(batch.logits)).sum(-1)
+
+
+@many
+@given(batches(), betas)
+def test_undial(batch: Batch, beta: float) -> None:
+    onehot = batch.labels[..., None] == np.arange(batch.logits.shape[-1])
+    expected = distilled(batch, onehot, beta)[batch.labels != IGNORE].mean()
+    before = batch.reference.copy()
+    assert_value(losses.undial(*batch.tensors(), beta=beta), expected)
+    assert np.array_equal(batch.reference, before)  # whose memory the tensor shares
+
+
+@many
+@given(batches())
+def test_kl_divergence(batch: Batch) -> None:
+    logits, labels, reference = batch.tensors()
+    mine, theirs = log_softmax(batch.logits), log_softmax(batch.reference)
+    expected = (np.exp(theirs) * (theirs - mine)).sum(-1)[batch.labels != IGNORE].mean()
+    assert_value(kl_divergence(logits, reference, labels != IGNORE), expected)
+
+
+@many
+@given(batches(), st.booleans())
+def test_rmu(batch: Batch, retain: bool) -> None:
+    # The logits stand for activations; one vector for all positions, or as many as there are.
+    activations, labels, reference = batch.tensors()
+    aim = batch.reference if retain else batch.reference[0, 0]
+    squares = (batch.logits.astype(float) - aim) ** 2
+    rows = [row[known].mean(-1) for row, known in zip(squares, batch.labels != IGNORE, strict=True)]
+    expected = np.mean([row.mean() for row in rows])
+    theirs = reference if retain else reference[0, 0]
+    assert_value(losses.rmu(activations, theirs, labels != IGNORE), expected)

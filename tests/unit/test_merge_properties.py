@@ -118,40 +118,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cases")
 
 
-def assert_shape_and_dtype(case: Case, merged: Arrays) -> None:
-    """Assert that nothing but values can be wrong."""
-    assert {n: (a.shape, a.dtype) for n, a in merged.items() if n != "counts"} == {
-        n: (a.shape, case.dtypes[n]) for n, a in case.wanted.items()
-    }
-    assert merged["counts"].tolist() == [7, 8]
-
-
 @settings(max_examples=40)
 @given(st.data())
-def test_an_exact_merge_is_fp64_arithmetic_rounded_once(place: Path, data: Any) -> None:
+def test_a_merge_is_fp64_arithmetic_rounded_once_and_by_default_some_fp32_arithmetic_from_it(
+    place: Path, data: Any
+) -> None:
     case = data.draw(cases(folder=place))
-    merged = case.merge("exact", exact=True)
-    assert_shape_and_dtype(case, merged)
+    merged, default = case.merge("exact", exact=True), case.merge("default")
+    for arrays in (merged, default):  # nothing but values can be wrong
+        assert {n: (a.shape, a.dtype) for n, a in arrays.items() if n != "counts"} == {
+            n: (a.shape, case.dtypes[n]) for n, a in case.wanted.items()
+        }
+        assert arrays["counts"].tolist() == [7, 8]
     for name, wanted in case.wanted.items():
         if case.dtypes[name] == np.float64:  # where there is no rounding left, the order of a sum shows
             assert np.all(np.abs(merged[name] - wanted) <= 16 * 2.0**-53 * case.size[name]), name
         else:
             bits = merged[name].view(f"u{merged[name].dtype.itemsize}")
             assert np.array_equal(bits, nearest(wanted, case.dtypes[name])), name
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_a_merge_is_one_rounding_and_some_fp32_arithmetic_from_it(place: Path, data: Any) -> None:
-    case = data.draw(cases(folder=place))
-    merged = case.merge("default")
-    assert_shape_and_dtype(case, merged)
-    for name, wanted in case.wanted.items():
         # At most 5 ranks a vector, and roundings of inputs, scales and sums: 16 of them, each half a unit of 2⁻²³.
         work = 16 * 2.0**-24 * case.size[name]
         if name not in case.touched:
             work = np.zeros_like(work)
-        error = np.abs(merged[name].astype(np.float64) - wanted)
+        error = np.abs(default[name].astype(np.float64) - wanted)
         assert np.all(error <= gap(np.abs(wanted) + work, case.dtypes[name]) / 2 + work), name
 
 

@@ -21,7 +21,15 @@ from msa_lite.train.fit.until import measure_loss
 from msa_lite.train.objectives import plain
 from msa_lite.train.objectives import rows as beginnings
 from msa_lite.train.objectives.plain import PlainLoss
-from msa_lite.train.objectives.rows import Beginning, can_share, common_beginning, run_packed, run_rows
+from msa_lite.train.objectives.rows import (
+    Beginning,
+    Layout,
+    can_pack,
+    can_share,
+    common_beginning,
+    run_packed,
+    run_rows,
+)
 from tests.support.fits import PAD, ragged_rows, with_adapter
 from tests.support.models import VOCABULARY, tiny_model
 from tests.support.plain import KINDS, PLAIN, SPECIAL, wide_model
@@ -289,3 +297,49 @@ def test_groups_hold_every_row_once_within_the_budget_and_pad_least(
     if lengths:
         least = min(tokens_of(cut, lengths, per_pass) for cut in divisions(order) if all(map(fits, cut)))
         assert tokens_of(passes, lengths, per_pass) == least
+
+
+# Rows one after another in a sequence: each gets the states and gradients that it gets alone.
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+def test_only_models_of_plain_attention_take_packed_rows(kind: str) -> None:
+    model = tiny_model(kind) if kind in KINDS else copy.deepcopy(wide_model(kind))
+    assert can_pack(split_model(model)) is (kind not in ("gemma2", "mistral", "lfm2"))
+    assert model.config._attn_implementation in ("sdpa", "eager")
+    model.config._attn_implementation = "eager"
+    assert not can_pack(split_model(model))
+
+
+def test_packed_rows_that_see_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = split_model(copy.deepcopy(wide_model("llama")))
+    assert can_pack(halves)
+    attention = halves.body.layers[0].self_attn
+    attention.register_forward_hook(lambda module, args, output: (output[0].cumsum(1), *output[1:]))
+    assert can_pack(halves) is False
+
+
+def test_a_beginning_in_the_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = split_model(wide_model("llama"))
+    assert can_pack(halves, lambda ids: Beginning.run(halves, ids))
+    assert not can_pack(halves, lambda ids: Beginning.run(halves, ids[::-1]))
+    positions = Layout.positions
+    monkeypatch.setattr(Layout, "positions", property(lambda self: positions.fget(self) + self.start))
+    assert not can_pack(halves, lambda ids: Beginning.run(halves, ids))
+
+
+def test_tokens_behind_the_last_label_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [[3, 4, 5, 6, 7, 8], [9, 10, 11, 12]]
+    rows = [Example(0, ids[0], [IGNORE, IGNORE, 5, 6, IGNORE, IGNORE]), Example(1, ids[1], [IGNORE, *ids[1][1:]])]
+    noted: list[list[int]] = []
+
+    def run(halves: Any, tokens: list[list[int]], beginning: Any = None) -> Any:
+        noted.extend(tokens)
+        return run_packed(halves, tokens, beginning)
+
+    monkeypatch.setattr(plain, "run_packed", run)
+    loss = PlainLoss(rows, PAD)
+    model = tiny_model("llama")
+    loss.prepare(model)
+    loss.step(model, [0, 1], 0, 2, lambda value: value.backward())
+    assert sorted(noted) == [[3, 4, 5], [9, 10, 11]]
