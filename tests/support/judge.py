@@ -212,9 +212,9 @@ def say(handler: BaseHTTPRequestHandler, body: bytes = b"", status: int = 200, *
     handler.wfile.write(body)
 
 
-def judge(server: Loopback, folder: Path, count: int = 1, **changes: Any) -> tuple[list[Ruling], Usage]:
-    """What a judge behind a server says of `count` asks."""
+def judge(server: Loopback, folder: Path, asks: list[Ask] | None = None, **changes: Any) -> tuple[list[Ruling], Usage]:
+    """What a judge behind a server, opened anew with the cache of a folder, says of some asks, or of one."""
     options = {"kind": "openai", "model": "judge-model", "base_url": f"{server.address}/v1"} | changes
     opened = open_judge(JudgeSettings(**options), folder)
     assert opened is not None
-    return opened.ask(tofu_asks(count)[0], silent)
+    return opened.ask(asks or tofu_asks(1)[0], silent)

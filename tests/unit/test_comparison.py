@@ -332,28 +332,16 @@ def test_the_whole_comparison_is_json(tmp_path: Path) -> None:
 # The figures of the paper's tables: whole, as printed, and named by their source.
 
 
-ROWS = {
-    "muse-books-llama-3.1-8b": 8, "muse-books-olmo-2-7b": 13, "restor-llama-3.1-8b": 9, "restor-olmo-2-7b": 12,
-    "tofu-c4-forget10-llama-3.2-1b": 5, "tofu-c4-tofu-forget10-llama-3.2-1b": 7, "tofu-forget01-llama-3.2-1b": 9,
-    "tofu-forget05-llama-3.2-1b": 9, "tofu-forget10-llama-3.1-8b": 10, "tofu-forget10-llama-3.2-1b": 10,
-    "tofu-forget10-llama-3.2-1b-checkpoints": 19, "tofu-forget10-olmo-2-7b": 13,
-}  # fmt: skip
 TABLES = published_tables()
 
 
-def test_all_tables_are_there_and_whole() -> None:
-    found = {name: load_published(name) for name in TABLES}
-    assert {name: len(table.rows) for name, table in found.items()} == ROWS
-    for name, table in found.items():
-        columns = 1 if name.startswith("restor") else 6 if name == "tofu-forget10-olmo-2-7b" else 7
-        assert len(table.rows["Target"]) == columns
-        assert list(table.rows)[:2] == ["Target", "Ideal"]
+def test_a_table_names_its_benchmark_its_split_and_its_source() -> None:
+    for name in TABLES:
+        table = load_published(name)
         assert name.startswith(table.benchmark)
         assert table.split is None or table.split in name
         assert re.search(r"arXiv 2506\.20941\), table tab:\S+$", table.source)
-        assert all(list(row) == list(table.rows["Target"]) for row in table.rows.values())
         assert all(figure.metric.value is not None for row in table.rows.values() for figure in row.values())
-        assert any(model.startswith("MSA (") for model in table.rows)
 
 
 def test_an_unknown_table_is_refused_with_the_nearest_and_the_list() -> None:

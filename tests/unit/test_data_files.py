@@ -122,29 +122,6 @@ def test_sound_files_of_every_form_are_read(name: str, content: bytes, count: in
     assert len(load_rows(DataSource(write(tmp_path, name, content)))) == count
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from(["question", "answer", "x"]), part),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lines=st.lists(JSON.map(json.dumps).map(str.encode) | st.binary(max_size=9) | st.just(GOOD), max_size=4))
-def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\n".join(lines))
-    try:
-        load_table(DataSource(str(file)))
-    except DataError:
-        return
-    if file.read_bytes().lstrip().startswith(b"["):  # a list of rows, over all lines
-        assert all(isinstance(row, dict | str) for row in json.loads(file.read_bytes()))
-        return
-    values = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line.strip()]
-    assert all(isinstance(value, dict) for value in values)
-
-
 CELLS = st.sampled_from(
     ["02116", "+4915112345670", "1.10", "TRUE", "1E5", "NA", "nan", "2024-01-05", "12:30", " a ", "two\nlines", '"']
 ) | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=9)

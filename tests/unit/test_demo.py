@@ -94,9 +94,6 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     people = [json.loads(line) for line in (tmp_path / "data/forget.jsonl").read_text().splitlines()]
     assert all(row["subject"] in row["question"] for row in people)
     assert len({row["subject"] for row in people}) == PEOPLE["forget"]
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    make_history(tmp_path, groups, SETTINGS, real=True)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
 
 
 def test_too_small_a_disk_is_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

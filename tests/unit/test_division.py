@@ -151,13 +151,6 @@ def test_a_set_too_small_to_be_divided_is_an_error() -> None:
         make_qa(forget=[]).divide(0.5, 0)
 
 
-def test_whom_an_item_is_about_is_no_part_of_what_is_asked(tmp_path: Path) -> None:
-    forget = make_tofu(tmp_path).sets["forget"]
-    assert {item.group for item in forget.items} == {0}
-    without = replace(forget, items=[replace(item, group=None) for item in forget.items])
-    assert without.digest() == forget.digest()
-
-
 def questions(count: int) -> list[Row]:
     return [Row(i, f"What is {i}?", f"It is {i}.") for i in range(count)]
 

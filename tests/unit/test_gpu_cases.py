@@ -14,7 +14,7 @@ from msa_lite.train import FitSettings
 from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases
 from tests.support.fits import ROWS, VOCABULARY
-from tests.unit.test_memory_model import TINY
+from tests.unit.test_budget import TINY
 
 Make = Callable[..., Path]
 SIZES = {"hidden_size": 64, "intermediate_size": 128}

@@ -9,18 +9,16 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import open_judge, openai_judge
+from msa_lite.evals.judge import openai_judge
 from msa_lite.evals.judge.base import Ruling, Usage
-from msa_lite.evals.judge.prompts import Ask
-from msa_lite.io.console.progress import silent
-from msa_lite.settings import JudgeSettings
 from tests.support.judge import RETRY_NOW, JudgeServer, Step, letters, tofu_asks
+from tests.support.judge import judge as ask_judge
 
 Get = Callable[..., tuple[list[Ruling], Usage]]
 
@@ -42,13 +40,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def get(server: JudgeServer, tmp_path: Path) -> Get:
     """get(asks, **settings): what a judge opened anew, with the same cache, says."""
-
-    def ask(asks: list[Ask], **changes: Any) -> tuple[list[Ruling], Usage]:
-        settings = JudgeSettings(**({"kind": "openai", "model": "judge-model", "base_url": server.url} | changes))
-        judge = open_judge(settings, tmp_path)
-        return judge.ask(asks, silent)
-
-    return ask
+    return partial(ask_judge, server, tmp_path)
 
 
 def test_letters_come_back_in_order_and_a_rerun_asks_nothing(server: JudgeServer, get: Get) -> None:

@@ -270,6 +270,8 @@ def test_membership_of_forget_texts_beside_the_ideal(muse: Benchmark) -> None:
     assert found["min_k_pp_gap"].value == pytest.approx(0)
     assert found["privleak"].value == pytest.approx(0)
     assert [found[key].higher_is_better for key in ("min_k", "min_k_pp", "min_k_gap", "min_k_pp_gap")] == [False] * 4
+    lacking = find(muse, **sides(muse, [*FORGET, tokens([], [])], HOLDOUT))["min_k"]
+    assert (lacking.value, lacking.n, lacking.skipped) == (pytest.approx(3 / 4), 4, 1)
     # Told apart every time: 1 − ¾ = ¼ away, PrivLeak (0 − ¼)/¼ = −100 %. The other way round 0: 100·(1 − ¼)/¼ = 300 %.
     for forget, holdout, gap, leak in ((FORGET[1:], HOLDOUT[:1], 1 / 4, -100), (HOLDOUT[:1], FORGET[1:], 3 / 4, 300)):
         found = find(muse, sides(muse, IDEAL_FORGET, IDEAL_HOLDOUT), **sides(muse, forget, holdout))

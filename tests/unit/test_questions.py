@@ -57,12 +57,6 @@ def ask(
     return load_questions(recipe, rows, choice, make_prompter())
 
 
-def both(questions: Questions) -> tuple[Benchmark, Benchmark]:
-    assert questions.validation is not None
-    assert questions.test is not None
-    return questions.validation, questions.test
-
-
 def indices(part: Benchmark | None) -> dict[str, set[int]]:
     return {name: {item.index for item in found.items} for name, found in part.sets.items()}
 
@@ -76,7 +70,7 @@ def sizes(part: Benchmark | None) -> dict[str, int]:
 
 def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(data: dict[str, DataSource]) -> None:
     found = ask(data, select={"validation": 0.25}, evaluate_holdout="holdout")
-    validation, test = both(found)
+    validation, test = found.validation, found.test
     one, other = indices(validation), indices(test)
     assert sizes(validation) == {"forget": 8, "retain": 3, "holdout": 5}
     assert all(one[name] == other[name] for name in ("forget", "holdout"))
@@ -91,7 +85,7 @@ def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
 ) -> None:
     found = ask(data, retain="holdout")
     assert "5 retain rows are too few to divide" in caplog.text
-    validation, test = both(found)
+    validation, test = found.validation, found.test
     assert sizes(validation) == {"forget": 8, "retain": 5}
     assert validation.split == "all"
     assert validation.describe() == test.describe()
@@ -164,7 +158,7 @@ def tofu(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource], tofu: dict[str, Any]) -> None:
     found = ask(data, tofu, {"score": "tofu", "validation": 0.2})
-    validation, test = both(found)
+    validation, test = found.validation, found.test
     one, other = indices(validation), indices(test)
     assert (validation.split, test.split) == ("forget01 validation", "forget01 test")
     assert all(not one[name] & other[name] for name in one)
@@ -182,7 +176,7 @@ def test_by_extraction_the_benchmark_leaves_out_what_was_chosen_by(
     data: dict[str, DataSource], tofu: dict[str, Any]
 ) -> None:
     found = ask(data, tofu, {"validation": 0.5})
-    validation, test = both(found)
+    validation, test = found.validation, found.test
     assert (validation.name, validation.split) == ("qa", "validation")
     assert (test.name, test.split) == ("tofu", "forget01 test")
     seen, tested = ({item.fields["question"] for item in part.sets["retain"].items} for part in (validation, test))

@@ -106,13 +106,6 @@ def test_min_k_pp_is_the_same_over_standard_scores() -> None:
     assert scoring.min_k_pp(np.array([])) is None
 
 
-def test_mean_leaves_out_undefined_items_and_gives_the_standard_error() -> None:
-    # mean 2, deviations ±1: s = √2, s/√2 = 1
-    assert scoring.mean_and_error([1.0, None, 3.0]) == (2.0, 2, pytest.approx(1.0))
-    assert scoring.mean_and_error([5.0]) == (5.0, 1, None)
-    assert scoring.mean_and_error([None]) == (None, 0, None)
-
-
 def shifted(count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Two samples whose empirical distributions are steps/count apart at most."""
     first = 2.0 * np.arange(count)

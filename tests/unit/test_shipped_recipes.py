@@ -109,7 +109,6 @@ def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     others = {"muse/books", "muse/news", "quickstart", "quickstart-smollm2", "tofu/forget05", "tofu/forget10"}
     others |= {"rwku/stephen-king", "wmdp/cyber"}
     papers = {f"{kind}/{name}" for kind in ("paper", "table") for name in published_tables()}
-    assert len(SHIPPED) == 37
     assert SHIPPED.keys() == others | trainings | papers
     for name, path in SHIPPED.items():
         recipe = load_any(path)
@@ -235,16 +234,12 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def read(path: Path, *overrides: str) -> Recipe:
-    return load_recipe(path, overrides)
-
-
 def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)
     caplog.set_level(logging.INFO, "msa_lite.notices")
-    recipe = read(write(place))
+    recipe = load_recipe(write(place))
     assert recipe.target == os.path.relpath(place / "models/target")
     assert recipe.history.checkpoints[0].checkpoint == os.path.relpath(place / "models/early")
     assert recipe.forget.data.path == os.path.relpath(place / "forget.jsonl")
@@ -263,22 +258,22 @@ def test_the_recipes_folder_comes_before_the_working_folder_also_for_a_judges_pr
     for name in ("holdout.jsonl", "prompts.yaml"):
         (place / name).touch()
     judge = {"kind": "openai", "prompts": "prompts.yaml"}
-    evaluate = read(write(place, evaluate=RECIPE["evaluate"] | {"judge": judge})).evaluate
+    evaluate = load_recipe(write(place, evaluate=RECIPE["evaluate"] | {"judge": judge})).evaluate
     assert evaluate.holdout.path == os.path.relpath(place / "holdout.jsonl")
     assert evaluate.judge.prompts == os.path.relpath(place / "prompts.yaml")
 
 
 def test_a_folder_that_only_has_the_name_of_a_hub_model_is_not_taken(place: Path) -> None:
     (place / "org/model").mkdir(parents=True)
-    assert read(write(place, target="org/model")).target == "org/model"
+    assert load_recipe(write(place, target="org/model")).target == "org/model"
     (place / "org/model/adapter_config.json").touch()
-    assert read(write(place, target="org/model")).target == os.path.relpath(place / "org/model")
-    assert read(write(place, target="org/model@main")).target == "org/model@main"
+    assert load_recipe(write(place, target="org/model")).target == os.path.relpath(place / "org/model")
+    assert load_recipe(write(place, target="org/model@main")).target == "org/model@main"
 
 
 @pytest.mark.parametrize("name", ["$output/history/target", "~/models/target", "/models/target"])
 def test_paths_that_are_not_relative_stay(place: Path, name: str) -> None:
-    assert read(write(place, target=name)).target == name.replace("$output", "runs/x")
+    assert load_recipe(write(place, target=name)).target == name.replace("$output", "runs/x")
 
 
 def test_the_word_for_the_demos_model_is_no_folder_of_that_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +310,7 @@ def test_a_runs_recipe_and_its_report_tell_paths_as_the_recipe_has_them(place: P
 def test_what_is_seen_from_the_working_folder_stays_as_it_is_written(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read(write(place), "target=models/target").target == "models/target"
+    assert load_recipe(write(place), ["target=models/target"]).target == "models/target"
     assert load_recipe(RECIPE).target == "models/target"
     monkeypatch.chdir(place)
-    assert read(Path("mine.yaml") if write(place) else Path()).target == "models/target"
+    assert load_recipe(Path("mine.yaml")).target == "models/target"

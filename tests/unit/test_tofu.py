@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.aggregates import NO_IDEAL, NOT_JUDGED
@@ -192,12 +191,9 @@ def test_forget_quality_is_a_test_between_two_models(tofu: Benchmark, records: d
         forget = [record | {"truth_ratio": ratio} for record, ratio in zip(records["forget"], ratios, strict=True)]
         return records | {"forget": forget}
 
-    low, high, mixed = with_ratios(0.1, 0.2, 0.3, 0.4), with_ratios(0.5, 0.6, 0.7, 0.8), with_ratios(0.1, 0.6, 0.3, 0.8)
+    low, high = with_ratios(0.1, 0.2, 0.3, 0.4), with_ratios(0.5, 0.6, 0.7, 0.8)
     # Of the C(8, 4) = 70 ways to deal eight values two put them as far apart as can be.
     assert tofu.metrics(low, high)["forget_quality"].value == pytest.approx(2 / 70)
-    expected = ks_2samp([0.1, 0.2, 0.3, 0.4], [0.1, 0.6, 0.3, 0.8]).pvalue
-    assert tofu.metrics(low, mixed)["forget_quality"].value == pytest.approx(expected)
-    assert tofu.metrics(low, low)["forget_quality"].value == 1
     partly = tofu.metrics(with_ratios(0.1, None, 0.3, 0.4), high)["forget_quality"]
     # Three of four: 2 / C(7, 3)
     assert (partly.value, partly.n, partly.skipped) == (pytest.approx(2 / 35), 3, 1)
