@@ -1,13 +1,28 @@
-"""The place of a candidate beside control and target, and the rule that chooses by it, from handmade records."""
+"""What few rows can show: a candidate's place, whether target and prior know them, and the bounds of shares and means."""
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.errors import DataError
+from msa_lite.evals.verdict.bounds import (
+    add_up,
+    bounded,
+    count_subjects,
+    difference_of_shares,
+    effective_rows,
+    share_bound,
+    unit_of_rows,
+)
+from msa_lite.evals.verdict.knowledge import find_fault, weak_sets
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
 from tests.support.records import around, known, make_forgotten, text, unknown
 
@@ -94,3 +109,188 @@ def test_what_a_pass_would_not_show_is_not_met_in_the_choice_either(changes: dic
     assert (found.met, found.aim) == (False, "stronger")
     assert "margins of a PASS" in str(found.note)
     assert rank(True, 0.8, **changes).aim == "neither"
+
+
+# Whether a target knows the forget rows and its prior does not, from handmade records.
+
+
+@pytest.mark.parametrize(
+    ("target", "prior", "kind"),
+    [
+        (known(24), unknown(24, 0.1), None),
+        (known(14) + unknown(10, 0.8, 0.6), unknown(24, 0.4, 0.1), None),  # recites only some of its rows
+        (unknown(24, 0.15), unknown(24, 0.1), "unknown"),  # wrong prompt
+        (unknown(24), unknown(24), "unknown"),
+        (known(1) + unknown(23), unknown(24), "unknown"),  # one row of many is no knowledge
+        (known(2) + unknown(22, 0.38, 0.36), unknown(24, 0.28, 0.16), "unknown"),  # a system message too many
+        (known(24), known(24), "seen"),
+        (known(24), known(13) + unknown(11), "seen"),
+        (known(24), known(11) + unknown(13), None),
+        (known(1), unknown(1), None),
+        ([], [], None),
+    ],
+)
+def test_target_and_prior_are_compared_row_by_row(
+    target: list[dict[str, Any]], prior: list[dict[str, Any]], kind: str | None
+) -> None:
+    fault = find_fault(target, prior)
+    assert (fault and fault.kind) == kind
+    if fault:
+        assert f"of {len(target)} rows the target recites" in fault.figures
+
+
+@pytest.mark.parametrize(
+    ("retain", "holdout", "words"),
+    [
+        (known(9), unknown(9), []),
+        (known(9), known(9), ["no control: the target recites 9 of 9"]),
+        (known(9), known(5) + unknown(4), ["no control: the target recites 5 of 9"]),
+        (known(9), known(4) + unknown(5), []),
+        (unknown(9), unknown(9), ["does not know the retain rows"]),
+        (unknown(9), [], ["does not know the retain rows"]),
+        (known(9), [], []),
+        (unknown(7), known(7), []),  # too few
+    ],
+)
+def test_sets_that_can_show_nothing_are_told(
+    retain: list[dict[str, Any]], holdout: list[dict[str, Any]], words: list[str]
+) -> None:
+    notes = weak_sets(known(12) + unknown(12), unknown(24), retain, holdout)
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_rows_that_score_like_those_that_nobody_learnt_are_other_rows() -> None:
+    target, prior = unknown(24, 0.8, 0.1), unknown(24, 0.1)  # it has learnt how such answers begin
+    assert find_fault(target, prior) is None
+    fault = find_fault(target, prior, retain=known(24))
+    assert fault is not None
+    assert fault.kind == "other rows"
+    assert "retain rows 1.00" in fault.figures
+    fault = find_fault(target, prior, holdout=unknown(24, 0.8, 0.1))
+    assert fault is not None
+    assert fault.kind == "other rows"
+    assert "holdout rows 0.30" in fault.figures
+    assert find_fault(target, prior, retain=known(7), holdout=unknown(7, 0.6)) is None  # too few to compare with
+    assert find_fault(known(24), prior, retain=known(24), holdout=unknown(24, 0.6)) is None
+
+
+def test_what_can_be_guessed_of_unseen_rows_is_no_sign_that_the_prior_saw_them() -> None:
+    prior = known(14) + unknown(10)
+    assert find_fault(known(24), prior, holdout=known(10) + unknown(14)) is None
+    fault = find_fault(known(24), prior, holdout=unknown(24))
+    assert fault is not None
+    assert fault.kind == "seen"
+
+
+@pytest.mark.parametrize(
+    ("target", "prior", "kind"), [(0.95, 0.4, None), (0.46, 0.4, None), (0.41, 0.4, "unknown"), (0.95, 0.95, "seen")]
+)
+def test_texts_are_compared_by_the_tokens_predicted(target: float, prior: float, kind: str | None) -> None:
+    fault = find_fault([text(target)] * 3, [text(prior)] * 3)
+    assert (fault and fault.kind) == kind
+
+
+@pytest.mark.parametrize(("spread", "known_apart"), [(0.37, True), (0.43, False)])
+def test_a_gain_counts_where_its_interval_of_95_percent_lies_above_zero(spread: float, known_apart: bool) -> None:
+    # A gain of 0.2 ± spread by turns, of 16 rows: error spread · √(16/15) / 4, times 1.96. The border is a spread of
+    # 0.395; at 90 % it is 0.471.
+    target = [text(0.5 + (spread if i % 2 else -spread)) for i in range(16)]
+    assert (find_fault(target, [text(0.3)] * 16) is None) == known_apart
+
+
+# The bounds of shares, differences and means: against published figures, against hand-worked ones, and by property.
+
+
+@pytest.mark.parametrize(("rows", "bound"), [(20, 0.103), (24, 0.088), (48, 0.046)])
+def test_no_row_on_either_side_bounds_the_difference_by_the_rows(rows: int, bound: float) -> None:
+    difference = difference_of_shares((0.0, rows), (0.0, rows))
+    assert difference.value == 0
+    assert (round(difference.low, 3), round(difference.high, 3)) == (-bound, bound)
+
+
+def test_the_difference_is_that_of_agresti_and_caffo_by_hand() -> None:
+    # 8 of 20 and 2 of 30: shares 9/22 and 3/32, variance 9/22·13/22/22 + 3/32·29/32/32, times 1.645
+    difference = difference_of_shares((0.4, 20), (2 / 30, 30))
+    half = 1.6449 * math.sqrt(9 / 22 * 13 / 22 / 22 + 3 / 32 * 29 / 32 / 32)
+    assert difference.value == pytest.approx(0.4 - 2 / 30)
+    middle = 9 / 22 - 3 / 32
+    assert (difference.low, difference.high) == pytest.approx((middle - half, middle + half), rel=1e-4)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.data())
+def test_a_difference_lies_within_its_bounds_and_turns_with_its_sides(rows: int, others: int, data: Any) -> None:
+    first = data.draw(st.integers(0, rows)) / rows, float(rows)
+    second = data.draw(st.integers(0, others)) / others, float(others)
+    there, back = difference_of_shares(first, second), difference_of_shares(second, first)
+    assert -1 <= there.low <= there.high <= 1
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
+
+
+def test_the_upper_bound_of_a_share_is_wilsons() -> None:
+    from scipy.stats import binomtest
+
+    for hits, rows in ((0, 29), (1, 48), (7, 20), (20, 20)):
+        wilson = binomtest(hits, rows, alternative="less").proportion_ci(0.95, "wilson").high
+        assert share_bound(hits / rows, rows) == pytest.approx(wilson)
+    assert share_bound(0.0, 0) == 1.0
+
+
+def records(subjects: list[str | None]) -> list[dict[str, Any]]:
+    return [
+        {"index": at} if subject is None else {"index": at, "subject": subject} for at, subject in enumerate(subjects)
+    ]
+
+
+def test_rows_of_a_subject_are_one_unit_and_one_subject_alone_is_none() -> None:
+    assert unit_of_rows(records([None, None])) == [("row", 0), ("row", 1)]
+    assert unit_of_rows(records(["a", "a"])) == [("row", 0), ("row", 1)]
+    of_three = [("subject", "a"), ("subject", "b"), ("subject", "a"), ("row", 3)]
+    assert unit_of_rows(records(["a", "b", "a", None])) == of_three
+    assert [count_subjects(records(names)) for names in ([None, None], ["a", "a"], ["a", "b", "a"])] == [None, None, 2]
+
+
+def test_rows_that_are_alike_within_a_subject_count_as_one_and_others_as_many() -> None:
+    units = [("subject", at // 6) for at in range(48)]
+    alike = [float(at // 6 % 2) for at in range(48)]  # by subject, all or nothing
+    assert effective_rows(alike, units) == pytest.approx(8, rel=1e-6)
+    apart = [float(at % 2) for at in range(48)]  # within each subject as much as between them
+    assert effective_rows(apart, units) == 48
+    assert effective_rows([0.0] * 48, units) == 48  # nothing shows how alike they are
+    assert effective_rows(alike, [("row", at) for at in range(48)]) == 48
+
+
+def test_a_mean_of_independent_rows_has_students_bounds() -> None:
+    from scipy.stats import t
+
+    values = np.array([0.1, 0.4, 0.35, 0.8, 0.2])
+    deviations = (values - values.mean()) / len(values)
+    bound = bounded(float(values.mean()), add_up([("row", at) for at in range(5)], deviations))
+    half = t.ppf(0.95, 4) * values.std(ddof=1) / math.sqrt(5)
+    assert (bound.low, bound.high) == pytest.approx((values.mean() - half, values.mean() + half))
+    one = bounded(0.5, {("row", 0): 0.0})
+    assert (one.low, one.high) == (-0.5, 1.5)  # a single row bounds nothing
+
+
+def test_rows_of_subjects_that_are_alike_widen_the_bounds() -> None:
+    chance = random.Random(0)
+    values = np.array([level + chance.gauss(0, 0.01) for level in (0.1, 0.9, 0.2, 0.8) for _ in range(6)])
+    deviations = (values - values.mean()) / len(values)
+    apart = bounded(0.5, add_up([("row", at) for at in range(24)], deviations))
+    together = bounded(0.5, add_up([("subject", at // 6) for at in range(24)], deviations))
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+    two = bounded(0.5, add_up([("row", at) for at in range(24)], deviations), {("a", 0): 0.1, ("a", 1): -0.1})
+    assert two.high > apart.high  # another sample adds its own noise
+
+
+def test_an_ideal_stays_below_the_margin_as_often_as_its_rows_allow() -> None:
+    """Draws of two models that recite 3 % of unseen rows alike: the share of them that a margin of 10 points passes."""
+    chance = random.Random(0)
+
+    def passes(rows: int) -> float:
+        draws = [[sum(chance.random() < 0.03 for _ in range(rows)) / rows for _ in range(2)] for _ in range(400)]
+        return sum(difference_of_shares((own, rows), (other, rows)).high <= 0.1 for own, other in draws) / len(draws)
+
+    assert passes(20) < 0.5  # 10.3 points without a single row on either side
+    assert passes(40) > 0.6
+    assert passes(100) > 0.9

@@ -17,23 +17,9 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict, load_verdict, make_verdict, write_verdict
 from msa_lite.settings import Margins
-from tests.support.records import known, question, text, unknown
+from tests.support.records import around, known, make_forgotten, make_kept, question, text, unknown
 
-
-def around(value: float, half: float = 0.02) -> Bound:
-    return Bound(value, value - half, value + half)
-
-
-FORGOTTEN = Forgotten(
-    rows=48,
-    recited={"target": 48, "unlearned": 2, "ideal": 1},
-    control="ideal",
-    control_rows=48,
-    excess=Bound(0.02, -0.05, 0.09),
-    left={"extraction_strength": around(0.05), "probability": around(0.1)},
-    changed=48,
-)
-KEPT = Kept(around(0.95), 120, {"accuracy": 0.95}, {"target": 118, "unlearned": 115})
+FORGOTTEN, KEPT = make_forgotten(), make_kept(rows=120)
 
 
 def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept | None]:
