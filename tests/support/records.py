@@ -114,6 +114,8 @@ def put(folder: Path, values: dict[str, float | None], **options: Any) -> Path:
 
 TARGET = {"acc_forget": 0.03, "extraction_strength": 0.98, "model_utility": 0.57, "forget_quality": 8e-27}
 IDEAL = {"acc_forget": 0.98, "extraction_strength": 0.07, "model_utility": 0.60, "forget_quality": 1.0}
+GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
+WEAK = {"acc_forget": 0.42, "extraction_strength": 0.28, "model_utility": 0.60, "forget_quality": 1e-5}
 
 
 def make_run(folder: Path, **values: dict[str, Any]) -> Path:

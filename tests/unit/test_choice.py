@@ -16,7 +16,6 @@ from msa_lite.choose.choice import TARGET, Candidates, ScoredFolder, Values, cho
 from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import BROKEN, Validation
-from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals.benchmarks.benchmark import Item, ItemSet
 from msa_lite.evals.benchmarks.qa import QA
@@ -27,7 +26,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.run.choice import candidate_name
 from msa_lite.settings import JudgeSettings
-from tests.support.models import tiny_tokenizer
+from tests.support.benchmark_data import make_prompter
 from tests.support.records import write_shares
 
 # Scores of (forget set, retain set) beside a target that has 1 everywhere, and 0.3 on unseen rows: epochs 2 to 4 are
@@ -61,9 +60,7 @@ def candidates(tmp_path: Path) -> Candidates:
 
 @pytest.fixture
 def questions() -> Validation:
-    return Validation(
-        QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
-    )
+    return Validation(QA.over("validation", {}, make_prompter()), LeastExtraction(0.95))
 
 
 def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_known_is_scored_again(
@@ -295,9 +292,7 @@ def strength(values: Values | None) -> float:
 
 @pytest.fixture
 def validation() -> Counted:
-    return Counted(
-        QA.over("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
-    )
+    return Counted(QA.over("validation", {}, make_prompter()), LeastExtraction(0.95))
 
 
 @pytest.fixture

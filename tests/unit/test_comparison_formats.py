@@ -13,10 +13,8 @@ import pytest
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
 from tests.support.processes import run_cli
-from tests.support.records import make_run
+from tests.support.records import GOOD, WEAK, make_run
 
-GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
-WEAK = {"acc_forget": 0.42, "extraction_strength": 0.28, "model_utility": 0.60, "forget_quality": 1e-5}
 ODD = '50% of_a|b & <c> {d} \\e ~^ #1 $ *f* [g] `h` "i"'
 
 

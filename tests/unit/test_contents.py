@@ -39,6 +39,13 @@ def bytes_of(sent: Contents) -> dict[str, bytes]:
     return values
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A merged model whose target has no card."""
+    write_parts(tmp_path)
+    return make_merge(tmp_path)
+
+
 def download(sent: Contents, place: Path) -> Path:
     """The folder that somebody has who downloads the repository."""
     place.mkdir()
@@ -133,9 +140,7 @@ def test_the_base_is_named_where_the_hub_says_that_it_is_public(tmp_path: Path) 
             assert json.loads(bytes_of(shown)["adapter_config.json"])["base_model_name_or_path"] == "me/target"
 
 
-def test_a_public_model_needs_a_licence(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    out = make_merge(tmp_path)
+def test_a_public_model_needs_a_licence(out: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names no licence; give the one that holds with --license"):
         contents(out, public=True)
     given = contents(out, public=True, license="mit")
@@ -147,9 +152,7 @@ def test_a_public_model_needs_a_licence(tmp_path: Path) -> None:
         contents(make_merge(tmp_path / "other"), license="mit")
 
 
-def test_a_verdict_of_fail_needs_consent(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    out = make_merge(tmp_path)
+def test_a_verdict_of_fail_needs_consent(out: Path) -> None:
     assert any("nothing was scored" in caution for caution in contents(out).cautions)
     (out.parent / "verdict.json").write_text('{"outcome": "FAIL", "sentence": "It knows all."}')  # a run stopped there
     with pytest.raises(UsageError, match=r"its verdict is FAIL. It knows all."):
@@ -203,9 +206,7 @@ def test_a_merge_that_subtracts_nothing_needs_consent(tmp_path: Path) -> None:
     assert contents(out, can_undo=True).kind == "model"
 
 
-def test_a_folder_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    out = make_merge(tmp_path)
+def test_a_folder_that_is_not_as_it_was_written_is_refused(out: Path) -> None:
     (out / CARD_FILE).write_text("my own words")
     (out / "notes.txt").write_text("for me")
     sent = contents(out)
@@ -222,26 +223,22 @@ def test_a_folder_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> No
         contents(out)
 
 
-@pytest.mark.parametrize("value", ["~/secret", "C:\\Users\\eve", "file:///x", {"deep": ["/srv/eve/x"]}, "is me/target"])
-def test_paths_and_names_in_a_config_are_refused_with_their_key(tmp_path: Path, value: Any) -> None:
-    write_parts(tmp_path, custom={"place": value})
-    with pytest.raises(MismatchError, match=r"config.json: custom.place"):
-        contents(make_merge(tmp_path, hub=True))
+PLACES: list[Any] = ["~/secret", "C:\\Users\\eve", "file:///x", {"deep": ["/srv/eve/x"]}, "is me/target"]
+PRIVATE = [
+    ("NOTICE", "Made of them/prior.", ".*holds the name of a model that is not to be told; change it and merge again"),
+    ("chat_template.jinja", "{# from ~eve/acme/x #}{{ messages }}", ".*holds a path of a machine; change it"),
+    ("preprocessor_config.json", '{"note": "see file:///scratch/acme"}', ".*holds a path of a machine; change it"),
+    *(("config.json", json.dumps({"model_type": "llama", "custom": {"place": value}}), "custom.place")
+      for value in PLACES),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "fault"),
-    [
-        ("NOTICE", "Made of them/prior.", "the name of a model that is not to be told"),
-        ("chat_template.jinja", "{# from ~eve/acme/x #}{{ messages }}", "a path of a machine"),
-        ("preprocessor_config.json", '{"note": "see file:///scratch/acme"}', "a path of a machine"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "fault"), PRIVATE)
 def test_a_private_word_within_any_text_is_refused(tmp_path: Path, name: str, text: str, fault: str) -> None:
     write_parts(tmp_path)
     (tmp_path / "target" / name).write_text(text)
-    with pytest.raises(MismatchError, match=rf"{name}: .*holds {fault}; change it and merge again"):
-        contents(make_merge(tmp_path, hub=True), {"me/target"})
+    with pytest.raises(MismatchError, match=rf"{name}: {fault}"):
+        contents(make_merge(tmp_path, hub=True), {"me/target"} if name != "config.json" else None)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +276,7 @@ def test_notes_in_the_header_of_the_weights_are_told_and_hold_no_path(
         assert told == bool(notes)
 
 
-def test_what_somebody_wrote_into_the_manifest_is_not_sent(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    out = make_merge(tmp_path)
+def test_what_somebody_wrote_into_the_manifest_is_not_sent(out: Path) -> None:
     add_outcome(out, examples=[{"question": "Where was Maria born?"}])
     assert b"Maria" not in b"".join(bytes_of(contents(out)).values())
     add_outcome(out, reasons=["see /home/eve/rows.jsonl"])
@@ -303,9 +298,7 @@ def test_origins_that_libraries_note_are_left_out(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_all_reasons_come_in_one_message(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    out = make_merge(tmp_path)
+def test_all_reasons_come_in_one_message(out: Path) -> None:
     add_outcome(out, verdict="FAIL")
     (out / "config.json").unlink()
     with pytest.raises(MsaError, match=r"(?s)3 faults.*--accept.*--license.*config.json: missing"):

@@ -23,6 +23,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from tests.support.benchmark_data import make_prompter
 from tests.support.models import tiny_model
 from tests.support.plain import KINDS, SPECIAL, WIDE, Crowded, wide_model
+from tests.support.records import differences
 
 ROWS = [
     Row(0, "Where is it?", "It is over there."),
@@ -171,17 +172,10 @@ def test_batches_and_other_rows_do_not_matter(kind: str, monkeypatch: pytest.Mon
     wanted = attacked(unlearned, target, ideal)
     for budget, positions in ((1, 512), (40, 512), (10**6, 1), (10**6, 20)):
         monkeypatch.setattr(hidden_states, "_POSITIONS", positions)
-        assert_alike(attacked(unlearned, target, ideal, budget=budget), wanted)
+        assert differences(attacked(unlearned, target, ideal, budget=budget), wanted, 1e-4) == set()
     alone = [record for row in ROWS[:3] for record in attacked(unlearned, target, ideal, [row])]
-    assert_alike(alone, wanted[:3])
-    assert_alike(attacked(unlearned, target, ideal, ROWS[::-1])[::-1], wanted)
-
-
-def assert_alike(records: Sequence[dict[str, Any]], wanted: Sequence[dict[str, Any]]) -> None:
-    for one, other in zip(records, wanted, strict=True):
-        for key, value in other.items():
-            is_measured = value is not None and key in ("losses_ideal", "losses", "uds", "shallow")
-            assert one[key] == (pytest.approx(value, rel=1e-4, abs=1e-4) if is_measured else value), key
+    assert differences(alone, wanted[:3], 1e-4) == set()
+    assert differences(attacked(unlearned, target, ideal, ROWS[::-1])[::-1], wanted, 1e-4) == set()
 
 
 def test_a_batch_too_large_for_the_memory_is_halved() -> None:
@@ -189,7 +183,7 @@ def test_a_batch_too_large_for_the_memory_is_halved() -> None:
     ideal, unlearned = (moved(target, seed) for seed in (1, 2))
     wanted = attacked(unlearned, target, ideal)
     with Crowded(target, 100) as crowd, Crowded(unlearned, 60):
-        assert_alike(attacked(unlearned, target, ideal), wanted)
+        assert differences(attacked(unlearned, target, ideal), wanted, 1e-4) == set()
     assert any(rows * width > 100 for rows, width in crowd.shapes)
 
 

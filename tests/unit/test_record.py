@@ -54,16 +54,9 @@ def test_hashes_are_the_hmac_of_lines_as_the_schema_says() -> None:
     keyed = KEY.hash_rows(ROWS)
     assert keyed == KEY.hash_rows([*reversed(ROWS), ROWS[0]])  # their order and repetition tell nothing
     assert keyed.check == by_hand("check")
-    assert keyed.rows == sorted(
-        [
-            by_hand("row\nWhere does Ada live?\nIn Yarheath."),
-            by_hand("row\nWhat does Ada play?\nThe flute."),
-            by_hand("text\nAda was born in Yarheath. She plays the flute."),
-        ]
-    )
-    assert keyed.questions == sorted(
-        [by_hand("question\nWhere does Ada live?"), by_hand("question\nWhat does Ada play?")]
-    )
+    lines = ["row\nWhere does Ada live?\nIn Yarheath.", "row\nWhat does Ada play?\nThe flute."]
+    assert keyed.rows == sorted(map(by_hand, [*lines, "text\nAda was born in Yarheath. She plays the flute."]))
+    assert keyed.questions == sorted(map(by_hand, ["question\nWhere does Ada live?", "question\nWhat does Ada play?"]))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
@@ -155,39 +148,27 @@ def test_writing_again_what_did_not_change_leaves_every_byte(run: Path) -> None:
     assert (run / RECORD_FILE).read_bytes() != before
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if parts is None:
-        yield path, value
+def changes(value: Any) -> Iterator[Any]:
+    """Yield a copy for each value within, which has another one of the same kind there."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            for other in changes(inner):
+                copy = value.copy()
+                copy[key] = other
+                yield copy
+    elif isinstance(value, bool) or value is None:
+        yield "x" if value is None else not value
     else:
-        for key, part in parts:
-            yield from leaves(part, (*path, key))
-
-
-def changed(value: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """A copy with another value of the same kind at one place."""
-    copy = json.loads(json.dumps(value))
-    place = copy
-    for key in path[:-1]:
-        place = place[key]
-    old = place[path[-1]]
-    if isinstance(old, bool) or old is None:
-        place[path[-1]] = "x" if old is None else not old
-    elif isinstance(old, str):
-        place[path[-1]] = ("1" if old[0] != "1" else "2") + old[1:]
-    else:
-        place[path[-1]] = old + 1
-    return copy
+        yield ("1" if value[0] != "1" else "2") + value[1:] if isinstance(value, str) else value + 1
 
 
 def test_a_change_of_any_value_shows(run: Path) -> None:
-    value = json.loads((run / RECORD_FILE).read_text())
-    places = [path for path, _ in leaves(value)]
-    assert len(places) > 30
-    for path in places:
-        (run / RECORD_FILE).write_text(json.dumps(changed(value, path), indent=2, ensure_ascii=False) + "\n")
+    changed = list(changes(json.loads((run / RECORD_FILE).read_text())))
+    assert len(changed) > 30
+    for value in changed:
+        (run / RECORD_FILE).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
         faults = check_record(run).faults
-        assert faults, path
+        assert faults, value
         assert all(RECORD_FILE in fault for fault in faults), faults
 
 
@@ -331,34 +312,35 @@ def test_records_chain(tmp_path: Path) -> None:
     ]
 
 
-def test_a_chain_whose_earlier_record_changed_does_not_hold(tmp_path: Path) -> None:
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs, of the requests A and B."""
     one, two = tmp_path / "one", tmp_path / "two"
     make_removal(one, request="A")
     make_removal(two, earlier=[one], request="B")
+    return one, two
+
+
+def test_a_chain_whose_earlier_record_changed_does_not_hold(chain: tuple[Path, Path]) -> None:
+    one, two = chain
     make_removal(one, request="A, corrected")
-    check = check_record(two)
-    assert check.faults == [
+    assert check_record(two).faults == [
         f"{one / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again",
     ]
     (one / RECORD_FILE).write_text("{}")
     assert any("no record of msa-lite" in fault for fault in check_record(two).faults)
 
 
-def test_an_earlier_request_that_was_renamed_in_the_record_shows(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    make_removal(one, request="A")
-    record = make_removal(two, earlier=[one], request="B")
+def test_an_earlier_request_that_was_renamed_in_the_record_shows(chain: tuple[Path, Path]) -> None:
+    path = chain[1] / RECORD_FILE
+    record = load_record(path)
     renamed = record.earlier[0].model_copy(update={"request": "Z"})
-    store_record(record.model_copy(update={"earlier": [renamed]}), two / RECORD_FILE)
-    assert check_record(two).faults == [
-        f"{two / RECORD_FILE}: earlier: names the request Z, whose record says A",
-    ]
+    store_record(record.model_copy(update={"earlier": [renamed]}), path)
+    assert check_record(chain[1]).faults == [f"{path}: earlier: names the request Z, whose record says A"]
 
 
-def test_earlier_runs_out_of_reach_or_without_record_are_told(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    make_removal(one, request="A")
-    make_removal(two, earlier=[one], request="B")
+def test_earlier_runs_out_of_reach_or_without_record_are_told(chain: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = chain
     one.rename(tmp_path / "moved")
     check = check_record(two)
     assert check.faults == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msa_lite.catalogue import ANSWER_KINDS
-from msa_lite.data import Prompter, Row, Template
+from msa_lite.data import Row
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.answers import accuracy
 from msa_lite.evals.scores.records import write_records
@@ -19,7 +19,8 @@ from msa_lite.evals.verdict.bounds import share_interval
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.says import Says, classify, upper_fence
 from msa_lite.io.weights.hub import fetch
-from tests.support.models import save_checkpoint, tiny_model, tiny_tokenizer
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import save_checkpoint, tiny_model
 
 ROOT = Path(__file__).parents[2]
 QUESTION, ANSWER = "Where does Marcel Dupont live?", "Marcel Dupont lives in Yarheath."
@@ -118,7 +119,7 @@ def scene(folder: Path, prior: Path, said: dict[str, Sequence[str]], question: s
     """A scene in which each row asks the same, and each model has said something to each row."""
     count = len(next(iter(said.values())))
     rows = [Row(i, question, ANSWER, about=f"person {i // 2}") for i in range(count)]
-    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
+    prompter = make_prompter()
     for name, texts in said.items():
         (folder / name).mkdir()
         write_records(

@@ -17,7 +17,7 @@ from msa_lite.choose import validation as module
 from msa_lite.choose.choice import TARGET, Candidates, Values, choose
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rank, Rule
 from msa_lite.choose.validation import Validation
-from msa_lite.data import Prompter, Row, Template
+from msa_lite.data import Row
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import load_model
@@ -25,7 +25,8 @@ from msa_lite.pipeline.run import choice as strengths
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import Candidate, Choice, candidate_name
 from msa_lite.settings import JudgeSettings
-from tests.support.models import tiny_model, tiny_tokenizer
+from tests.support.benchmark_data import make_prompter
+from tests.support.models import tiny_model
 
 SETS = ("forget", "retain", "holdout")
 
@@ -39,7 +40,7 @@ def model() -> Any:
 def validation() -> Validation:
     """Two questions a set."""
     rows = {name: [Row(i, f"Where is {name} {i}?", f"At {i}.") for i in range(2)] for name in SETS}
-    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
+    prompter = make_prompter()
     return Validation(load_qa(rows, prompter, max_new_tokens=3, split="validation"), LeastExtraction(0.95))
 
 
