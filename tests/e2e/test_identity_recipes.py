@@ -211,7 +211,7 @@ def test_every_option_of_a_recipe_is_here() -> None:
         judges = name.startswith("evaluate.judge.") and name.rpartition(".")[2] in OTHERS
         # The demo and the probe's options make other models and rows, which are in these cases. Attacks come after a
         # run: test_attack.
-        # What is found beside the scores: test_says.
+        # What is found beside the scores: test_evidence.
         elsewhere = name.startswith(
             ("attack.", "baseline.", "demo.", "evidence.", "probe.", "vector.", "retain.vector.")
         )

@@ -70,23 +70,27 @@ def found(scored: Scored) -> tuple[Point, Rank]:
     return best, rank
 
 
-@pytest.mark.parametrize("forgets", [0.1, 0.8, 1.0, 2.5, 5.0])
-def test_without_retain_rows_the_gentlest_alpha_that_forgets_is_taken(forgets: float) -> None:
-    scored = run(StrengthSearch(betas=(0.0,)), responds(forgets, math.inf))
-    (alpha, _), rank = found(scored)
-    assert rank.aim == "enough"
-    assert forgets <= alpha <= 1.25 * forgets
-    assert len(scored) <= 8
+ALONE, WITH_BETA = StrengthSearch(betas=(0.0,)), StrengthSearch()
+KEEPS = [(0.3, 1.0), (0.3, 2.0), (1.0, 2.0), (1.0, 5.0), (5.0, 7.9), (0.1, 0.2)]
 
 
-@pytest.mark.parametrize(("forgets", "keeps"), [(0.3, 1.0), (0.3, 2.0), (1.0, 2.0), (1.0, 5.0), (5.0, 7.9), (0.1, 0.2)])
-def test_what_forgets_and_keeps_is_found(forgets: float, keeps: float) -> None:
-    scored = run(StrengthSearch(), responds(forgets, keeps))
+@pytest.mark.parametrize(
+    ("search", "forgets", "keeps", "largest", "most"),
+    [
+        # Without retain rows, the gentlest α that forgets is taken.
+        *((ALONE, forgets, math.inf, 1.25 * forgets, 8) for forgets in (0.1, 0.8, 1.0, 2.5, 5.0)),
+        *((WITH_BETA, forgets, keeps, keeps, 12) for forgets, keeps in KEEPS),
+    ],
+)
+def test_what_forgets_and_keeps_is_found(
+    search: StrengthSearch, forgets: float, keeps: float, largest: float, most: int
+) -> None:
+    scored = run(search, responds(forgets, keeps))
     (alpha, beta), rank = found(scored)
     assert rank.aim == "enough"
-    assert forgets <= alpha <= keeps
+    assert forgets <= alpha <= largest
     assert beta == 0  # no other keeps more
-    assert len(scored) <= 12
+    assert len(scored) <= most
 
 
 @pytest.mark.parametrize("keeps", [0.15, 0.2, 0.4, 1.1, 2.0])

@@ -160,27 +160,28 @@ def test_sets_that_can_show_nothing_are_told(
     assert all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_rows_that_score_like_those_that_nobody_learnt_are_other_rows() -> None:
-    target, prior = unknown(24, 0.8, 0.1), unknown(24, 0.1)  # it has learnt how such answers begin
-    assert find_fault(target, prior) is None
-    fault = find_fault(target, prior, retain=known(24))
-    assert fault is not None
-    assert fault.kind == "other rows"
-    assert "retain rows 1.00" in fault.figures
-    fault = find_fault(target, prior, holdout=unknown(24, 0.8, 0.1))
-    assert fault is not None
-    assert fault.kind == "other rows"
-    assert "holdout rows 0.30" in fault.figures
-    assert find_fault(target, prior, retain=known(7), holdout=unknown(7, 0.6)) is None  # too few to compare with
-    assert find_fault(known(24), prior, retain=known(24), holdout=unknown(24, 0.6)) is None
+BEGUN, BEFORE = unknown(24, 0.8, 0.1), unknown(24, 0.1)  # it has learnt how such answers begin
+GUESSED = known(14) + unknown(10)
 
 
-def test_what_can_be_guessed_of_unseen_rows_is_no_sign_that_the_prior_saw_them() -> None:
-    prior = known(14) + unknown(10)
-    assert find_fault(known(24), prior, holdout=known(10) + unknown(14)) is None
-    fault = find_fault(known(24), prior, holdout=unknown(24))
-    assert fault is not None
-    assert fault.kind == "seen"
+@pytest.mark.parametrize(
+    ("target", "prior", "others", "kind", "figure"),
+    [
+        (BEGUN, BEFORE, {}, None, ""),
+        (BEGUN, BEFORE, {"retain": known(24)}, "other rows", "retain rows 1.00"),
+        (BEGUN, BEFORE, {"holdout": unknown(24, 0.8, 0.1)}, "other rows", "holdout rows 0.30"),
+        (BEGUN, BEFORE, {"retain": known(7), "holdout": unknown(7, 0.6)}, None, ""),  # too few to compare with
+        (known(24), BEFORE, {"retain": known(24), "holdout": unknown(24, 0.6)}, None, ""),
+        (known(24), GUESSED, {"holdout": known(10) + unknown(14)}, None, ""),  # what can be guessed was not seen
+        (known(24), GUESSED, {"holdout": unknown(24)}, "seen", ""),
+    ],
+)
+def test_rows_to_keep_and_unseen_rows_say_what_knowing_is(
+    target: list[dict[str, Any]], prior: list[dict[str, Any]], others: dict[str, Any], kind: str | None, figure: str
+) -> None:
+    fault = find_fault(target, prior, **others)
+    assert (fault and fault.kind) == kind
+    assert fault is None or figure in fault.figures
 
 
 @pytest.mark.parametrize(
