@@ -244,3 +244,4 @@ def test_a_harmonic_mean_takes_what_is_defined_of_an_item() -> None:
     lacking = harmonic_metric("model_utility", {"a": {"x": [None, None]}, "b": {"x": [1.0, 1.0]}})
     assert (lacking.value, lacking.n, lacking.note) == (None, 0, "one of its parts has no items")
     assert harmonic_metric("model_utility", {"a": {"x": []}, "b": {"x": [1.0]}}).value is None
+    assert scoring.harmonic_mean([0.5, None]) is scoring.harmonic_mean([]) is None
