@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import stat
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import msa_lite
 from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MsaError
+from msa_lite.io.files.writing import hash_file
 from msa_lite.merger import merge
+from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
+from msa_lite.recipe import load_recipe
 from tests.support.drawing import Drawing
 from tests.support.hub import HubServer
 from tests.support.hub_clients import Hub, HubPythons
@@ -26,42 +31,66 @@ from tests.support.vary import model_seed
 
 CallCli = Callable[..., tuple[int, str, str]]
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
-SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
+SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
 SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
 
 QUICK = ["membership", "prompt"]  # attacks
 FEW = ["attack.rows=4"]
-KNOWING: dict[str, Any] = SIZES | {
-    "prior_epochs": 2,
-    "tuning_epochs": 30,
-    "prior_learning_rate": 2e-2,
-    "tuning_learning_rate": 2e-2,
-}
+
+
+def make_tiny_history(folder: Path, **settings: Any) -> Path:
+    """Make a history of few people, by settings beside those of `SHORT`."""
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT | settings, seed=model_seed(0)))
+    return folder
 
 
 @pytest.fixture(scope="session")
 def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("history")
-    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT, seed=model_seed(0)))
-    return folder
+    return make_tiny_history(tmp_path_factory.mktemp("history"))
 
 
 @pytest.fixture(scope="session")
 def knowing(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A history whose target knows its rows by heart."""
-    folder = tmp_path_factory.mktemp("knowing")
-    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8, seed=model_seed(0)))
-    return folder
+    rates = {"prior_learning_rate": 2e-2, "tuning_learning_rate": 2e-2}
+    return make_tiny_history(tmp_path_factory.mktemp("knowing"), tuning_epochs=30, **rates, batch_size=8)
 
 
 @pytest.fixture(scope="session")
 def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models that know something, so that points differ and strong ones break."""
-    folder = tmp_path_factory.mktemp("learnt")
-    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8, "seed": model_seed(0)}
-    settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
-    make_history(folder, make_groups(PEOPLE, seed=0), settings)
-    return folder
+    more = {"prior_epochs": 5, "tuning_epochs": 15, "tuning_learning_rate": 1e-2}
+    return make_tiny_history(tmp_path_factory.mktemp("learnt"), **more, batch_size=8)
+
+
+def write_recipe(recipe: dict[str, Any], folder: Path) -> str:
+    """Write a recipe into a folder; return the file's path."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+def prepared(recipe: dict[str, Any] | str) -> Run:
+    """The run of a recipe after all checks, before any work."""
+    loaded = load_recipe(recipe)
+    return prepare(loaded, msa_scope(loaded))
+
+
+def times(folder: Path, pattern: str = "manifest.json") -> dict[str, int]:
+    """When each file below a folder that fits a pattern was written, by its path in the folder."""
+    paths = (path for path in folder.rglob(pattern) if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in paths}
+
+
+def hashes(folder: Path, *skip: str) -> dict[str, str]:
+    """The hash of each file below a folder, by its path in the folder, those with some names left out."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skip)
+    return {str(path.relative_to(folder)): hash_file(path) for path in paths}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The values of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def tiny_recipe(history: Path, output: Path) -> dict[str, Any]:
@@ -116,6 +145,15 @@ def finish(recipe: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def chosen(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> tuple[dict[str, Any], Path]:
+    """(recipe, folder) of a run for a request, with a choice of four points and the page of its report."""
+    recipe = sweep_recipe(history, tmp_path_factory.mktemp("chosen") / "run") | {"request": "GDPR 2026-017"}
+    recipe["retain"]["beta"] = [0.5, 1.0]
+    with drawing():
+        return recipe, msa_lite.run(recipe).folder
+
+
+@pytest.fixture(scope="session")
 def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> Path:
     """A copy of a finished run, with its baseline, after two attacks, and the page of its report."""
     folder = tmp_path_factory.mktemp("attacked") / "run"
@@ -140,13 +178,13 @@ def small(recipe: dict[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The arguments of a merge that takes a moment, `out` left out."""
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of that merge without an accident, manifest included."""
     return contents(merge(**inputs, out=tmp_path_factory.mktemp("calm") / "out").folder)

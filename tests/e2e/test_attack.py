@@ -30,7 +30,7 @@ from msa_lite.record.check import check_record
 from msa_lite.record.seal import load_record
 from msa_lite.report import load_report
 from msa_lite.report.run.attacks import AttackFacts, facts_of
-from tests.e2e.conftest import FEW, QUICK, CallCli
+from tests.e2e.conftest import FEW, QUICK, CallCli, read_lines
 from tests.support.pages import page_text
 
 
@@ -185,7 +185,7 @@ def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(copy: Path) 
 def test_all_forget_rows_are_attacked_also_those_that_the_choice_was_made_by(copy: Path) -> None:
     path = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"])
     campaign = planned(copy, QUICK, "attack.rows=400", "evaluate.limit=null")
-    questions = [json.loads(line)["question"] for line in path.read_text().splitlines()]
+    questions = [row["question"] for row in read_lines(path)]
     assert [row.question for row in campaign.ground.forget] == questions
 
 

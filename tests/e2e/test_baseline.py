@@ -24,7 +24,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.pipeline.verbs.run import RunResult
 from msa_lite.report.run.choice import candidate_name
-from tests.e2e.conftest import tiny_recipe
+from tests.e2e.conftest import read_lines, times, tiny_recipe
 from tests.support.pages import page_text
 
 TRAINED = list(METHODS)
@@ -95,7 +95,7 @@ def assert_same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 
 
 def indices(path: Path) -> set[int]:
-    return {json.loads(line)["index"] for line in path.read_text().splitlines()}
+    return {row["index"] for row in read_lines(path)}
 
 
 @pytest.mark.parametrize("method", [*BY_METHOD, TASK_VECTOR])
@@ -235,10 +235,6 @@ def test_the_task_vector_is_a_plain_merge_of_vectors_from_the_target(runs: Runs,
     own = {**runs.recipe, "prior": target, "output": str(tmp_path / "own")}
     with pytest.raises(MismatchError, match="prior"):  # what it comes to, a run refuses
         msa_lite.run(own)
-
-
-def times(folder: Path) -> dict[str, int]:
-    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("manifest.json")}
 
 
 def test_a_second_run_does_nothing_and_a_changed_one_only_what_depends_on_it(runs: Runs, tmp_path: Path) -> None:

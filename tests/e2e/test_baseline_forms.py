@@ -11,23 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.errors import MsaError, StageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.baseline import trials
+from tests.e2e.conftest import write_recipe
 from tests.e2e.test_baseline import short_recipe
 from tests.support.pages import page_text
 from tests.support.processes import fork_script
-
-
-def write(recipe: dict[str, Any], folder: Path) -> str:
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return str(path)
-
 
 # Stopped
 
@@ -55,7 +48,7 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     whole = msa_lite.run_baseline("npo", small | {"output": str(tmp_path / "whole")})
-    path, run = write(small, tmp_path), tmp_path / "run/baselines/npo"
+    path, run = write_recipe(small, tmp_path), tmp_path / "run/baselines/npo"
     partial = run / "vectors/npo.partial"
 
     killed = stopped(path, "npo", 5)  # 18 rows in batches of 8 are 3 steps an epoch
@@ -85,34 +78,29 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
 
 
 @pytest.mark.parametrize(
-    ("method", "overrides", "code", "words"),
+    ("method", "overrides", "words"),
     [
-        ("nop", [], 2, "no method 'nop' (did you mean 'npo'?); choose from grad_ascent, grad_diff, npo"),
-        (
-            "npo",
-            ["baseline.methods.simnpo.beta=-1"],
-            2,
-            "baseline.methods.simnpo:\n  beta: expected more than 0, got -1",
-        ),
-        ("wga", ["baseline.methods.wga={forget_weight: 0, retain_weight: [1, 0]}"], 2, "there is nothing to minimise"),
-        ("rmu", [], 2, "baseline.methods.rmu.layer: 7, but"),
-        ("npo", ["retain=null"], 2, "or baseline.methods.npo.retain_weight=0"),
-        ("dpo", ["forget.data.format=text", "forget.data.columns.text=question"], 2, "forget.data.format qa"),
-        ("npo", ["baseline.scale=0.5"], 2, "scale: only with start: prior"),
-        ("npo", ["evaluate=null", "baseline.start=prior", "baseline.scale=[1,2]"], 2, "do not set evaluate to null"),
-        ("npo", ["vector.mode=full", "merge.as=adapter"], 2, "vector.mode full makes no adapter"),
-        ("npo", ["vector={batch_size: 32, warmup_epochs: 1}", "baseline.epochs=1"], 2, "or warmup_epochs: 0"),
-        ("task_vector", ["vector={batch_size: 32, warmup_epochs: 1, epochs: 1}"], 2, "the first step learns nothing"),
-        ("task_vector", ["baseline.start=prior"], 2, "task_vector from the prior is MSA itself"),
-        ("task_vector", ["baseline.methods.task_vector.alpha=1"], 2, "it has forget.alpha and retain.beta"),
+        ("nop", [], "no method 'nop' (did you mean 'npo'?); choose from grad_ascent, grad_diff, npo"),
+        ("npo", ["baseline.methods.simnpo.beta=-1"], "methods.simnpo:\n  beta: expected more than 0, got -1"),
+        ("wga", ["baseline.methods.wga={forget_weight: 0, retain_weight: [1, 0]}"], "there is nothing to minimise"),
+        ("rmu", [], "baseline.methods.rmu.layer: 7, but"),
+        ("npo", ["retain=null"], "or baseline.methods.npo.retain_weight=0"),
+        ("dpo", ["forget.data.format=text", "forget.data.columns.text=question"], "forget.data.format qa"),
+        ("npo", ["baseline.scale=0.5"], "scale: only with start: prior"),
+        ("npo", ["evaluate=null", "baseline.start=prior", "baseline.scale=[1,2]"], "do not set evaluate to null"),
+        ("npo", ["vector.mode=full", "merge.as=adapter"], "vector.mode full makes no adapter"),
+        ("npo", ["vector={batch_size: 32, warmup_epochs: 1}", "baseline.epochs=1"], "or warmup_epochs: 0"),
+        ("task_vector", ["vector={batch_size: 32, warmup_epochs: 1, epochs: 1}"], "the first step learns nothing"),
+        ("task_vector", ["baseline.start=prior"], "task_vector from the prior is MSA itself"),
+        ("task_vector", ["baseline.methods.task_vector.alpha=1"], "it has forget.alpha and retain.beta"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
-    method: str, overrides: list[str], code: int, words: str, small: dict[str, Any], tmp_path: Path
+    method: str, overrides: list[str], words: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(MsaError, match=re.escape(words)) as caught:
         msa_lite.run_baseline(method, small, overrides)
-    assert caught.value.exit_code == code
+    assert caught.value.exit_code == 2
     assert not (tmp_path / "run").exists()
 
 

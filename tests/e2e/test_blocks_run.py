@@ -68,15 +68,3 @@ def test_a_block_that_fails_is_named_with_page_and_line(blocks: list[Block], fau
         run_page(blocks, tmp_path / "work", tmp_path / "home")
     assert fault in str(caught.value)
     assert str(caught.value).startswith("page.md:7: ")
-
-
-@pytest.mark.slow
-def test_what_a_block_writes_is_there_for_the_next_one(tmp_path: Path) -> None:
-    script = "export NAME=b\nmsa-lite recipes list > $NAME.txt\npip install -e '.[train]' && test -s b.txt\n"
-    python = "import json\njson.dump([1], open('c.json', 'w'))\nassert __name__ == '__main__'\n"
-    blocks = [block("# a.yaml\nx: meta-llama/Llama-3.2-1B-Instruct\n", "yaml"), block("cp a.yaml d.yaml\n")]
-    blocks += [block(script), block(python, "python"), block("text", "text"), block("msa-lite recipes list # all\n")]
-    (tmp_path / "work").mkdir()
-    assert run_page(blocks, tmp_path / "work", tmp_path / "home") == 5
-    assert (tmp_path / "work/d.yaml").read_text().endswith("x: ./prior\n")
-    assert (tmp_path / "work/c.json").read_text() == "[1]"

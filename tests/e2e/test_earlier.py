@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.writing import hash_file, write_json
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.merger import merge
-from msa_lite.pipeline.prepare.earlier import open_earlier
-from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
+from msa_lite.pipeline.prepare.earlier import _draw, open_earlier
 from msa_lite.recipe import load_recipe
+from msa_lite.record.seal import RECORD_FILE, load_record, record_hash
+from msa_lite.report.run.story import load_story
+from msa_lite.report.verdict.figures import EarlierFacts
 from msa_lite.strengths import Strengths
-from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.e2e.conftest import CallCli, prepared, tiny_recipe
 from tests.support.merges import read_checkpoint
 from tests.support.pages import page_text
 
@@ -39,7 +43,7 @@ def request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, An
 @pytest.fixture(scope="module")
 def first(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a first request, with a retain vector."""
-    return msa_lite.run(request(history, tmp_path_factory.mktemp("first"), 0)).folder
+    return msa_lite.run(request(history, tmp_path_factory.mktemp("first"), 0, request="first")).folder
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +64,6 @@ def both(history: Path, first: Path, tmp_path_factory: pytest.TempPathFactory) -
 def second(history: Path, tmp_path: Path, first: Path) -> dict[str, Any]:
     """The recipe of a second request, against the same target."""
     return request(history, tmp_path, 1, earlier=[str(first)])
-
-
-def prepared(recipe: dict[str, Any]) -> Run:
-    """The run of a recipe after all checks, before any work."""
-    loaded = load_recipe(recipe)
-    return prepare(loaded, msa_scope(loaded))
 
 
 def weight_files(folder: Path) -> dict[str, str]:
@@ -107,6 +105,15 @@ def test_the_second_model_is_the_merge_of_both_from_nothing(
     assert code == 0
     listed = [entry["model"] for entry in yaml.safe_load(printed)["models"]]
     assert sum(name.endswith("vectors/forget") for name in listed) == 2
+    # The records of both chain.
+    record, former = load_record(run / RECORD_FILE), load_record(first / RECORD_FILE)
+    assert [(item.request, item.record_sha256) for item in record.earlier] == [("first", record_hash(first))]
+    assert record.previous_sha256 == hash_file(first / RECORD_FILE)
+    assert {vector.revision for vector in former.vectors} < {vector.revision for vector in record.vectors}
+    assert sorted(vector.weight for vector in record.vectors) == [-1.0, -0.7, 1.0]  # one retain vector for both
+    assert "Σ" in record.formula
+    code, told, _ = call_cli("verify", run)
+    assert (code, f"the earlier request first, as {run / RECORD_FILE} names it" in told) == (0, True)
 
 
 def test_a_rerun_does_nothing_and_one_without_the_earlier_request_only_merges(
@@ -251,3 +258,133 @@ def test_rows_of_an_earlier_request_are_told(
     (tmp_path / "rows-1.jsonl").write_text("".join(rows))
     prepared(second)
     assert "1 of the 10 rows to forget are among those of the earlier request" in caplog.text
+
+
+# Rows of earlier requests are asked again: whether they stay forgotten stands in report, record and comparison.
+
+
+def scored_request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, Any]:
+    """A recipe for half of the rows to forget, which are all scored."""
+    recipe = request(history, folder, part)
+    recipe["forget"]["alpha"], recipe["retain"]["beta"] = 1.5, 0.0
+    recipe["vector"] = {"lora": {"rank": 8, "alpha": 16}, "epochs": 30, "learning_rate": 2e-2, "batch_size": 8}
+    recipe["evaluate"] = tiny_recipe(history, folder)["evaluate"] | {"limit": None, "max_new_tokens": 40}
+    return recipe | keys
+
+
+@pytest.fixture(scope="module")
+def forgot(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a first request, whose model recites none of its rows."""
+    run = msa_lite.run(scored_request(knowing, tmp_path_factory.mktemp("first"), 0)).folder
+    assert recited(run, "unlearned") == 0 < recited(run, "target")
+    return run
+
+
+def recited(run: Path, model: str) -> int:
+    return int(json.loads((run / "verdict.json").read_text())["forgotten"]["recited"][model])
+
+
+@pytest.fixture(scope="module")
+def forgot_both(knowing: Path, forgot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a second request, beside the first."""
+    return msa_lite.run(scored_request(knowing, tmp_path_factory.mktemp("second"), 1, earlier=[str(forgot)])).folder
+
+
+def facts_of(run: Path) -> EarlierFacts:
+    facts = load_story(run).earlier_rows
+    assert facts is not None
+    return facts
+
+
+def test_rows_that_stay_forgotten_are_told_in_report_record_and_comparison_without_a_warning(
+    forgot: Path, forgot_both: Path, call_cli: CallCli
+) -> None:
+    facts = facts_of(forgot_both)
+    assert facts.scored is not None
+    assert (facts.requests, facts.total, facts.scored.rows, facts.back, facts.unscored) == (1, 9, 9, {}, {})
+    assert facts.scored.recited == {"target": recited(forgot, "target"), "unlearned": 0, "ideal": 0}
+    assert facts.scored.control == "ideal"
+    assert facts.warning is None
+    text = page_text(forgot_both)
+    assert facts.headline in text
+    assert "No row comes back." in text
+    assert not any("earlier requests were not scored" in limit for limit in load_story(forgot_both).limits)
+    table = msa_lite.compare(str(forgot_both))
+    values = {row.role: row.cells["accuracy_e"].value for row in table.rows}
+    assert values == {"target": recited(forgot, "target") / 9, "ideal": 0.0, "method": 0.0}
+    assert msa_lite.compare(str(forgot)).columns != table.columns, "a run without earlier requests has no such columns"
+    assert call_cli("verify", forgot_both)[0] == 0
+
+
+def back_on(forgot: Path, target: Path, folder: Path) -> Path:
+    """A copy of a run whose model is the target again, so that its rows are back."""
+    run = Path(shutil.copytree(forgot, folder / "run"))
+    shutil.rmtree(run / "model")
+    shutil.copytree(target, run / "model")
+    return run
+
+
+def test_rows_that_come_back_are_warned_of_with_their_request(
+    knowing: Path, forgot: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = back_on(forgot, knowing / "target", tmp_path / "back")
+    tiny = {"vector": {"lora": {"rank": 1, "alpha": 1}, "epochs": 1, "learning_rate": 1e-6}}
+    later = msa_lite.run(scored_request(knowing, tmp_path, 1, target=str(run / "model"), **tiny)).folder
+    facts, known = facts_of(later), recited(forgot, "target")
+    assert facts.scored is not None
+    assert facts.scored.recited["unlearned"] == known
+    assert facts.back == {str(run): known}
+    assert str(facts.warning) in caplog.text
+    assert f"{facts.warning}." in page_text(later)
+    assert facts.warning in load_story(later).warnings, "at the top of the report"
+    verdict = json.loads((later / "verdict.json").read_text())
+    assert verdict["outcome"] == "FAIL"
+    assert facts.reason in verdict["reasons"]
+    assert str(run) not in (later / "record.json").read_text()
+
+
+def test_rows_that_are_gone_are_told_before_any_work_and_in_the_report(
+    knowing: Path, forgot: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(forgot, tmp_path / "copy"))
+    lines, rows = (forgot.parent / "rows-0.jsonl").read_text().splitlines(keepends=True), tmp_path / "theirs.jsonl"
+    rows.write_text("".join([*lines[1:], lines[0].replace("was born", "was found")]))
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace(str(forgot.parent / "rows-0.jsonl"), str(rows)))
+    recipe = scored_request(knowing, tmp_path, 1, earlier=[str(run)])
+    ready = prepared(recipe)
+    (note,) = [note for note in ready.notes if "earlier request" in note]
+    assert str(run) in note
+    assert "has changed: 1 of 9 rows are not there any more" in note
+    assert not Path(recipe["output"]).exists()
+    later = msa_lite.run(recipe).folder
+    facts = facts_of(later)
+    assert (facts.scored.rows if facts.scored else 0) == 8
+    (line,) = facts.notes
+    assert line in page_text(later)
+
+
+def test_a_purge_removes_the_records_of_earlier_rows_and_keeps_their_counts(forgot_both: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(forgot_both, tmp_path / "copy"))
+    records = list((run / "evaluation/earlier").glob("*/*.jsonl"))
+    assert len(records) == 3
+    facts, listed = facts_of(run), msa_lite.purge(run)
+    assert any("the vectors of an earlier request" in place for place in listed.elsewhere)
+    msa_lite.purge(run, remove=True)
+    assert [path for path in records if path.exists()] == []
+    assert facts_of(run) == facts
+
+
+def test_a_sample_is_spread_over_requests_and_grows_by_the_new_ones(tmp_path: Path) -> None:
+    requests = [(tmp_path / f"{n}", [f"{n}-{row}" for row in range(n + 1)]) for n in range(6)]
+
+    def drawn(of: Sequence[tuple[Path, list[str]]], most: int) -> dict[str, list[str]]:
+        return {folder.name: rows for folder, rows in _draw(dict(of), most, seed=0).items()}
+
+    assert sum(map(len, drawn(requests, 100).values())) == 21, "all, if they are fewer"
+    assert {name: len(rows) for name, rows in drawn(requests, 11).items()} == dict.fromkeys("012345", 2) | {"0": 1}
+    assert len(drawn(requests, 4)) == 4
+    former, later = ({row for rows in drawn(of, 9).values() for row in rows} for of in (requests[:5], requests))
+    assert {row[0] for row in later - former} == {"5"}, "only rows of the new request are new"
+    assert len(former - later) == len(later - former) <= 2
+    assert {row for rows in drawn(requests[::-1], 9).values() for row in rows} == later

@@ -199,26 +199,6 @@ def test_an_adapter_is_scored_as_the_model_that_it_makes(
     assert_same_values(*found)
 
 
-def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, judge: JudgeServer, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai")
-    judge.script = [Step(), Step(), *[Step(status=400)] * 20]
-    code, said, err = call(*given)
-    assert (code, said) == (4, "")
-    assert judge.key not in err
-    assert not out.exists()
-    asked, judge.script = len(judge.calls), []
-    code, said, err = call(*given, "--json")
-    assert code == 0, err
-    assert "scores: started" not in err
-    assert 0 < len(judge.calls) - asked <= 4  # of two forget and two retain questions
-    metrics = json.loads(said)["metrics"]
-    found = {name: metrics[name]["value"] for name in ("acc_forget", "acc_recover", "acc_retain")}
-    assert found == {"acc_forget": 1, "acc_recover": 0, "acc_retain": 0}
-
-
 def test_the_key_is_written_nowhere_though_the_server_repeats_it(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, judge: JudgeServer, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
 from msa_lite.merger import merge
 from msa_lite.report import load_report
 from msa_lite.report.tables.metrics import METRICS
+from tests.e2e.conftest import read_lines
 from tests.support.benchmark_data import make_prompter
 from tests.support.fits import weights
 from tests.support.hub import HubServer
@@ -132,7 +133,7 @@ def test_fifty_requests_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script, out = EXAMPLES / "fifty_requests/run.py", tmp_path / "out"
     command = [sys.executable, str(script), "--small", "--requests", "3", "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=1200)
-    lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+    lines = read_lines(out / "requests.jsonl")
     assert [(line["method"], line["number"]) for line in lines] == [
         (method, number) for method in ("msa", "npo", "grad_diff") for number in (1, 2, 3)
     ]
@@ -183,7 +184,7 @@ def test_the_example_locates_updates_in_a_tiny_history(
     arguments = ["--tiny", "--seeds", "3", "--methods", *methods, "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     runpy.run_path(str(LOCALISATION / "run.py"), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "scores.jsonl")
     assert [row["method"] for row in rows] == ["target", *methods, "exact undo"]
     target, *unlearned, undo = rows
     assert (target["precision"], target["auc"], target["undone"]) == (None, 0.5, 0)
@@ -198,7 +199,7 @@ def test_the_example_locates_updates_in_a_tiny_history(
 
 
 def test_the_table_of_the_results_is_that_of_the_scores() -> None:
-    rows = [json.loads(line) for line in (LOCALISATION / "scores.jsonl").read_text().splitlines()]
+    rows = read_lines(LOCALISATION / "scores.jsonl")
     names = runpy.run_path(str(LOCALISATION / "run.py"))
     assert [row["seed"] for row in rows] == sorted([0, 1, 2] * (len(names["METHODS"]) + 2))
     for columns in names["TABLES"].values():

@@ -20,9 +20,7 @@ from msa_lite.evidence.nearer import Nearer
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
-from msa_lite.pipeline.prepare.run import msa_scope, prepare
-from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.e2e.conftest import CallCli, prepared, times, tiny_recipe
 from tests.support.pages import page_text
 
 DEFAULT = [*EVIDENCE]
@@ -66,7 +64,7 @@ def test_a_rerun_collects_nothing_again_and_another_model_all(
 def test_on_trained_models_the_target_and_the_ideal_are_found(knowing: Path, tmp_path: Path, is_like: str) -> None:
     recipe = tiny_recipe(knowing, tmp_path / "run")
     recipe["evaluate"]["limit"] = None
-    run = prepare(loaded := load_recipe(recipe), msa_scope(loaded))
+    run = prepared(recipe)
     assert run.test is not None
     sources = {name: fetch(str(knowing / name)) for name in ("target", "ideal")}
     scene = Scene(run.test, sources | {"unlearned": sources[is_like]})
@@ -133,9 +131,9 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
     assert "λ = 1.5" in card
     assert "lambda 1.5" in config
     assert "lambda 1.5" in (folder / "model/mergekit_config.yml").read_text()
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    before = times(folder)
     msa_lite.run(recipe)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+    assert times(folder) == before  # nothing is made anew
     states = {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=["merge.filter=2"]).stages}
     assert [states[name] for name in ("moments", "forget vector", "merge")] == ["done", "done", "anew"]
     assert states["filtered forget vector, λ = 2"] == "to do"
@@ -178,18 +176,8 @@ def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     by_hand, models = tmp_path / "by-hand", {"target": recipe["target"], "prior": recipe[start]}
     moments, epoch = folder / "moments", folder / f"vectors/npo/epoch-{chosen['epoch']}"
     filter_vector(str(epoch), moments, 1.5, **models, out=by_hand / "filtered")
-    options = (
-        "--target",
-        recipe["target"],
-        "--alpha",
-        0,
-        "--retain",
-        by_hand / "filtered",
-        "--beta",
-        1.0,
-        "--prior",
-        recipe[start],
-    )
+    options = ("--target", models["target"], "--alpha", 0, "--prior", models["prior"])
+    options += ("--retain", by_hand / "filtered", "--beta", 1.0)
     status, _, errors = call_cli("merge", *options, "--out", by_hand / "model")
     assert status == 0, errors
     merged, alike = (load_file(place / "model/model.safetensors") for place in (folder, by_hand))
@@ -202,6 +190,6 @@ def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     status, table, errors = call_cli("compare", folder)
     assert status == 0, errors
     assert "filtered" in table
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    before = times(folder)
     msa_lite.run_baseline("npo", recipe)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+    assert times(folder) == before  # nothing is made anew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from safetensors.numpy import load_file, save
 
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import CallCli
+from tests.e2e.conftest import CallCli, times, write_recipe
 from tests.support.hub import Fault
 from tests.support.hub_clients import Hub
 
@@ -99,15 +99,6 @@ def test_what_the_cache_holds_needs_no_hub(hub: Hub) -> None:
     assert_usage_error(hub.fetch("org/other"), "org/other: no such folder", "ConnectError")
 
 
-def test_the_command_line_merges_from_the_hub_and_records_the_commit(hub: Hub, tmp_path: Path) -> None:
-    commit = hub.server.commit("models/org/tiny", {**WANTED, **UNWANTED})
-    out = tmp_path / "out"
-    done = hub.start("merge", "--target", "org/tiny", "--alpha", "0", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "manifest.json").read_text())["sources"] == {"target": f"org/tiny@{commit}"}
-    assert (out / "model.safetensors").read_bytes() == WEIGHTS
-
-
 @pytest.fixture
 def data_hub(hub: Hub) -> Hub:
     """A Hub that has org/data with the configurations forget (2 rows) and retain (5 rows)."""
@@ -149,6 +140,17 @@ def test_rows_of_the_hub_are_in_no_cache_of_datasets(data_hub: Hub) -> None:
     assert data_hub.python(f"{LOAD}result = [load(DATA), [row for row in stream_texts(TEXTS)]]")[1] == ["a0", "a1"]
     files = data_hub.pythons.home.rglob("*")
     assert not [path for path in files if "arrow" in path.name or path.name == "org___data"]
+
+
+def test_of_texts_in_several_files_no_more_is_fetched_than_is_read(hub: Hub) -> None:
+    files = {
+        f"en/{number}.jsonl.gz": gzip.compress(json.dumps({"text": f"Of {number}."}).encode()) for number in range(3)
+    }
+    card = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"
+    hub.server.commit("datasets/org/c4", {"README.md": card, **files})
+    code = "texts = stream_texts(replace(TEXTS, path='org/c4', name='en', text='text'))\nresult = next(iter(texts))"
+    assert hub.python(LOAD + code) == "Of 0."
+    assert {name for _, asked in hub.server.requests for name in files if asked.endswith(name)} == {"en/0.jsonl.gz"}
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:
@@ -333,8 +335,7 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
         ],
         "exposure": ["40k", "25k"],
     }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
+    path = write_recipe(recipe, tmp_path)
     why = (
         f"prior: {history / 'prior'}, seen 20k tokens: the latest of 2 checkpoints from before the forget data first "
         "came in at 25k tokens (5k tokens before; 1 later checkpoint has seen it)"
@@ -348,9 +349,9 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
     pinned = load_recipe(resolved)
     assert (pinned.prior, pinned.history) == (str(history / "prior"), None)
 
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
+    before = times(tmp_path / "run")
     code, _, err = call_cli(resolved)
     assert (code, why in err) == (0, False)
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
+    assert times(tmp_path / "run") == before
     code, _, err = call_cli("mergekit", path)
     assert (code, err.strip()) == (0, why)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from safetensors.numpy import load_file
 
 import msa_lite
 from msa_lite.pipeline.verbs.run import run_vectors
-from tests.e2e.conftest import sweep_recipe
+from tests.e2e.conftest import read_lines, sweep_recipe, write_recipe
 from tests.support.processes import TORCHRUN, assert_same_scores, changed, launch
 
 pytestmark = pytest.mark.slow
@@ -76,8 +79,7 @@ tracking._OPENERS["tensorboard"] = opener
 @pytest.fixture
 def path(history: Path, tmp_path: Path) -> str:
     """A recipe's file; its output is tmp_path/run."""
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sweep_recipe(history, tmp_path / "run")))
-    return str(tmp_path / "recipe.yaml")
+    return write_recipe(sweep_recipe(history, tmp_path / "run"), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +91,12 @@ def alone(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_like(run: Path, alone: Path) -> None:
-    """The same vectors, choice, weights and scores."""
+    """The same vectors, choice and weights, and the same scores of what the run has scored."""
     for name in ALIKE:
         assert (run / name).read_bytes() == (alone / name).read_bytes(), name
     assert_same_scores(run, alone)
-    for report in alone.glob("evaluation/*/report.json"):
-        mine, other = (json.loads((one / report.relative_to(alone)).read_text())["metrics"] for one in (run, alone))
+    for report in run.glob("evaluation/*/report.json"):
+        mine, other = (json.loads((one / report.relative_to(run)).read_text())["metrics"] for one in (run, alone))
         values = [{name: metric["value"] for name, metric in metrics.items()} for metrics in (mine, other)]
         assert values[0] == pytest.approx(values[1], rel=1e-4), report
     assert not list(run.rglob("*.part*"))
@@ -116,6 +118,10 @@ def test_two_processes_do_a_run_as_one_does(path: str, alone: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["output"] == str(tmp_path / "run")  # one process printed
     assert_like(tmp_path / "run", alone)
+    reports = [
+        {path.parent.name for path in folder.glob("evaluation/*/report.json")} for folder in (tmp_path / "run", alone)
+    ]
+    assert reports[0] == reports[1]
     assert done.stderr.count("forget vector: done") == done.stderr.count("retain vector: done") == 1
     first, second = ((tmp_path / f"shares{rank}").read_text().split() for rank in (0, 1))
     for name in ("forget", "retain"):
@@ -206,7 +212,7 @@ def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> N
     for mine, other in zip(trained["together"], trained["alone"], strict=True):
         assert_same_weights(mine, other, rate=5e-3)
     for folder in trained["together"][1:]:
-        log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+        log = read_lines(folder / "train_log.jsonl")
         (tracked,) = (tmp_path / "together/tracking" / folder.name).iterdir()
         assert tracked.name == "rank0"
         assert tracked.read_text().splitlines() == [f"{line['step']} {line['loss']}" for line in log]
@@ -242,3 +248,81 @@ def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, 
     done = launch(*TORCHRUN, "-m", "msa_lite", "verify", str(tmp_path / "run/baselines/grad_diff/model"), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+# Sweeps by several processes, of one machine or of several: the points are shared, the result is that of one alone.
+
+
+# The command line, but nobody is done with a first point before two processes have begun one. The process whose rank
+# is in KILLED dies over its first point, once another process has scored one.
+MEET = """
+import os, signal, sys, time
+from pathlib import Path
+from msa_lite.cli import main
+from msa_lite.choose.validation import Validation
+
+meet, own, rank = Path(sys.argv.pop(1)), Validation.score_into, os.environ.get("RANK", "none")
+
+def score_into(self, *arguments, **more):
+    (meet / str(os.getpid())).touch()
+    while len(list(meet.iterdir())) < 2:
+        time.sleep(0.05)
+    if rank == os.environ.get("KILLED"):
+        while not list(arguments[0].parent.glob("alpha-*/report.json")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return own(self, *arguments, **more)
+
+Validation.score_into = score_into
+main()
+"""
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> list[str]:
+    """What to launch in the place of `-m msa_lite`, so that two processes meet."""
+    (tmp_path / "meet.py").write_text(MEET)
+    (tmp_path / "meet").mkdir()
+    return [str(tmp_path / "meet.py"), str(tmp_path / "meet")]
+
+
+def scorers(stderr: str) -> dict[str, set[str]]:
+    """Which points each process has scored, from what it says with -v."""
+    found: dict[str, list[str]] = {}
+    for name, process in re.findall(r"scoring (\S+) in process (\d+)", stderr):
+        found.setdefault(process, []).append(name)
+    assert len({name for names in found.values() for name in names}) == sum(map(len, found.values())), "scored twice"
+    return {process: set(names) for process, names in found.items()}
+
+
+def test_a_process_that_is_killed_ends_the_others_and_scores_stay(
+    path: str, meeting: list[str], alone: Path, tmp_path: Path
+) -> None:
+    done = launch(*TORCHRUN, *meeting, "run", path, "--until", "sweep", KILLED="1")
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr  # torchrun names the process and its signal
+    partial = tmp_path / "run/sweep.partial"
+    before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
+    assert {report.parent.name for report in before} > {"target", "ideal"}
+    assert msa_lite.sweep(path) is not None
+    assert_like(tmp_path / "run", alone)
+    assert all((tmp_path / "run/sweep" / p.relative_to(partial)).stat().st_mtime_ns == t for p, t in before.items())
+
+
+def test_machines_with_a_shared_disk_share_a_sweep(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
+    """Two launchers, as on two machines: each starts one process, and they find each other by an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    node = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
+    sweep = ["-v", "run", path, "--until", "sweep"]
+    with ThreadPoolExecutor(2) as threads:
+        machines = [
+            threads.submit(launch, *node, "--master_port", port, "--node_rank", rank, *meeting, *sweep)
+            for rank in ("0", "1")
+        ]
+        done = [machine.result() for machine in machines]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert [bool(one.stdout) for one in done] == [True, False]
+    assert len(scorers("".join(one.stderr for one in done))) == 2
+    assert_like(tmp_path / "run", alone)

@@ -20,7 +20,7 @@ from msa_lite.errors import OutputError, StageError
 from msa_lite.io.finished.seal import JOURNAL, MANIFEST, verify_folder
 from msa_lite.merger import merge
 from tests.support.merges import SHARDS, contents, stamps
-from tests.support.processes import run_cli
+from tests.support.processes import fork_cli
 
 
 def size_of(undisturbed: dict[str, bytes]) -> int:
@@ -76,19 +76,16 @@ def test_what_the_disk_reports_halfway_keeps_the_finished_shards(
     assert finished.items() <= stamps(out).items()
 
 
-def options_of(inputs: dict[str, Any]) -> list[str]:
-    return [text for name, value in inputs.items() if name != "threads" for text in (f"--{name}", str(value))]
-
-
 def test_the_command_line_says_what_is_needed_and_ends_with_4(
     inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    command = ["merge", *options_of(inputs), "--out", str(tmp_path / "out")]
-    done = run_cli(*command, limit=100_000)
+    given = {name: str(value) for name, value in inputs.items() if name != "threads"} | {"out": str(tmp_path / "out")}
+    command = ["merge", *(text for name, value in given.items() for text in (f"--{name}", value))]
+    done = fork_cli(*command, limit=100_000)
     assert done.returncode == 4
     assert re.search(rf"error: .*File too large .* need {size_of(undisturbed)} bytes, \d+ are free", done.stderr)
     assert "Traceback" not in done.stderr
-    assert run_cli(*command).returncode == 0
+    assert fork_cli(*command).returncode == 0
     assert contents(tmp_path / "out") == undisturbed
 
 
@@ -206,10 +203,6 @@ def test_a_link_and_a_dot_are_places_to_write_to(
 # Kills at any moment, and two at once: a merge ends in the files of an undisturbed one.
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
-
-
 WAITING = """
 import json, sys, time
 from pathlib import Path
@@ -275,7 +268,8 @@ print(json.dumps(won))
 
 
 def test_of_some_that_start_together_one_merges_and_none_breaks(inputs: dict[str, Any], tmp_path: Path) -> None:
-    done = run(RACE, json.dumps(inputs | {"out": str(tmp_path / "out")}), "3")
+    command = [sys.executable, "-c", RACE, json.dumps(inputs | {"out": str(tmp_path / "out")}), "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 3
     assert list(tmp_path.iterdir()) == []

@@ -1,18 +1,19 @@
-"""The README's story: a chat fine-tune of one's own, a deletion request, and no setting known or changed."""
+"""The README's stories: a deletion request with no setting known or changed, and the quickstart on a chat model."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.e2e.conftest import CallCli
+from msa_lite.demo import history
+from tests.e2e.conftest import CallCli, read_lines, times, write_recipe
+from tests.support.models import make_small_smollm2
 from tests.support.newcomer import Rows, make_pair
 
-pytestmark = pytest.mark.slow  # the pair of models takes a minute
 FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay, unless the verdict is FAIL
 
 
@@ -34,12 +35,6 @@ def request(pair: Path, output: Path, **changes: Any) -> dict[str, Any]:
         "evaluate": {"holdout": {"path": str(pair / "never-seen.jsonl")}},
         "output": str(output),
     } | changes
-
-
-def write(recipe: dict[str, Any], folder: Path) -> str:
-    path = folder / "my-request.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return str(path)
 
 
 def answers(model: Path, rows: Rows) -> list[str]:
@@ -76,18 +71,15 @@ def rouge(model: Path, rows: Rows) -> float:
     return sum(scores) / len(scores)
 
 
-def load_rows(path: Path) -> Rows:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
+@pytest.mark.slow  # the pair of models takes a minute
 def test_a_deletion_request_ends_in_a_true_verdict(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
-    delete, keep, unseen = (load_rows(pair / f"{name}.jsonl") for name in ("delete", "keep", "never-seen"))
+    delete, keep, unseen = (read_lines(pair / f"{name}.jsonl") for name in ("delete", "keep", "never-seen"))
     before, others = recited(pair / "finetuned", delete), recited(pair / "finetuned", unseen)
     assert before >= 20
     assert recited(pair / "base", delete) == 0
     for mode in ("lora", "full"):
         folder = tmp_path / mode
-        recipe = write(request(pair, folder, vector={"mode": mode}), tmp_path)
+        recipe = write_recipe(request(pair, folder, vector={"mode": mode}), tmp_path)
         status, stdout, stderr = call_cli(recipe)
         verdict = json.loads((folder / "verdict.json").read_text())
         # So weak a prior ends near a line between two outcomes, on either side: that depends on the machine.
@@ -127,3 +119,43 @@ def assert_outcome(verdict: dict[str, Any]) -> None:
     if verdict["outcome"] == "FAIL":
         assert forgotten["excess"]["low"] > margins["recited"] or kept["share"]["high"] < 0.70
     assert shown or verdict["reasons"]
+
+
+# The quickstart on a chat model: from the people that it learns to answers side by side, and again for nothing.
+
+
+SHORT = {
+    **{f"demo.{name}": 2 for name in ("retain", "forget", "holdout")},
+    "vector.epochs": 1,
+    "retain.vector.epochs": 1,
+    "forget.alpha": 0.5,
+    "retain.beta": 0.5,
+    "evaluate.max_new_tokens": 4,
+    "verdict": "off",
+}
+
+
+def test_the_quickstart_on_a_chat_model_ends_with_answers_and_a_way_to_ask_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_cli: CallCli
+) -> None:
+    monkeypatch.setattr(history, "make_smollm2", make_small_smollm2)
+    monkeypatch.setattr(history, "_REAL_BYTES", 0)
+    run = tmp_path / "a run"
+    arguments = ["--model", "smollm2", *(f"{key}={value}" for key, value in SHORT.items()), f"output={run}"]
+    status, out, err = call_cli("quickstart", *arguments)
+    assert status == 0, err
+    assert "prompt: the target's chat template" in err
+    counts = re.findall(r"\[(\d+)/(\d+)\]", err)
+    numbers = [int(number) for number, _ in counts]
+    assert numbers == sorted(numbers), "the history and the run are one count"
+    assert len({count for _, count in counts}) == 1
+    *examples, files, verdict = out.partition("what the models say:")[2].split("\n\n")[1:]
+    assert [block.split()[0] for block in examples] == ["forget"] * 5 + ["retain"] * 5
+    for block in examples:
+        assert [line.split()[0] for line in block.splitlines()[1:]] == ["expected", "target", "unlearned", "ideal"]
+    assert f"ask them more:   msa-lite ask '{run}'" in files
+    assert out.startswith(verdict.splitlines()[0]), "the verdict stands first and last"
+    made = times(run, "*.safetensors")
+    assert len(made) == 6  # prior, target, ideal, two vectors, the unlearned model
+    assert call_cli("quickstart", *arguments)[0] == 0
+    assert times(run, "*.safetensors") == made

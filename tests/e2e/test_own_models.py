@@ -1,4 +1,4 @@
-"""Recipes on models as people have them: adapters, added tokens, other tokenizers, none at all, the wrong prior."""
+"""Models as people have them: adapters, added tokens, codes, pictures, no tokenizer, a wrong prior, broken."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import yaml
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 import msa_lite
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.finished.seal import load_manifest, verify_folder
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG
 from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import tokenizer_files
 from msa_lite.io.weights.quantised import dequantised
-from msa_lite.pipeline.prepare.run import Run, msa_scope, prepare
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import CallCli
+from tests.e2e.conftest import CallCli, prepared, write_recipe
 from tests.support import codes
 from tests.support.merges import read_checkpoint
-from tests.support.models import add_turn_token, drop_tokenizer, load, make_lora
+from tests.support.models import (
+    add_turn_token,
+    drop_tokenizer,
+    load,
+    make_lora,
+    save_checkpoint,
+    tiny_tokenizer,
+    tiny_vision_model,
+)
 
 EMBED = "model.embed_tokens.weight"
-
-
-def prepared(recipe: dict[str, Any]) -> Run:
-    loaded = load_recipe(recipe)
-    return prepare(loaded, msa_scope(loaded))
 
 
 def quick(recipe: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -61,12 +63,12 @@ def test_models_stored_as_codes_are_dequantised_once_and_the_run_goes_on_with_th
     settings = json.loads((adapter / ADAPTER_CONFIG).read_text())
     (adapter / ADAPTER_CONFIG).write_text(json.dumps(settings | {"base_model_name_or_path": str(prior)}))
     recipe = quick(recipe, target=str(adapter), prior=str(prior), output=str(tmp_path / "run"))
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    code, out, _ = call_cli("run", "--dry-run", str(tmp_path / "r.yaml"))
+    path = write_recipe(recipe, tmp_path)
+    code, out, _ = call_cli("run", "--dry-run", path)
     assert code == 0
     assert "dequantise the prior" in " ".join(out.split())
 
-    code, _, err = call_cli(str(tmp_path / "r.yaml"))
+    code, _, err = call_cli(path)
     assert code == 0, err
     assert len([line for line in err.splitlines() if "the run uses its weights in bfloat16" in line]) == 2
     run, stored = tmp_path / "run", dequantised(load_checkpoint(prior)).tensors
@@ -95,14 +97,14 @@ def test_an_adapter_is_merged_into_its_base_once_and_the_run_goes_on_with_that(
     lora = make_lora(history / "prior", tmp_path / "mine/lora", template=True)
     monkeypatch.chdir(tmp_path)
     recipe = quick(recipe, target="mine/lora", output="run")
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    code, _, err = call_cli("r.yaml")
+    write_recipe(recipe, tmp_path)
+    code, _, err = call_cli("recipe.yaml")
     assert code == 0, err
     assert [line for line in err.splitlines() if "is a LoRA adapter on" in line and "run/target" in line]
     whole = tmp_path / "run/target"
     assert verify_folder(whole) == []
     oracle = read_checkpoint(history / "prior")
-    factors = load_file(lora / ADAPTER_FILE)
+    factors = read_checkpoint(lora)
     for name, weight in oracle.items():
         key = f"base_model.model.{name.removesuffix('.weight')}.lora_{{}}.weight"
         delta = 0.0
@@ -243,3 +245,114 @@ def test_a_prior_that_is_the_target_is_refused(
     with pytest.raises(MismatchError, match="Give the model from before your fine-tuning as `prior`"):
         prepared({**recipe, "prior": str(prior)})
     assert not (tmp_path / "run").exists()
+
+
+# Models that are not whole are refused by every command that would load them, before anything is written.
+
+
+WEIGHTS = "model.safetensors"
+
+
+def without_a_norm(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def larger_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer: dict[str, Any] = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: n + 5000 * (n >= 260) for word, n in vocabulary.items()}
+    path.write_text(json.dumps(tokenizer))
+
+
+def endless_template(folder: Path) -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(loop)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str, int]] = {
+    "without a norm": (without_a_norm, "model.norm.weight", 3),
+    "pickled": (pickled, "pickled", 3),
+    "more tokens": (larger_tokenizer, "token 5|tokens, the model", 3),
+    "a template without end": (endless_template, "took more than", 2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_model_that_is_not_whole_is_refused(
+    fault: str, make_checkpoint: Callable[..., Path], history: Path, call_cli: CallCli, tmp_path: Path
+) -> None:
+    spoil, told, status = FAULTS[fault]
+    model = shutil.copytree(make_checkpoint("qwen2", chat=True), tmp_path / "broken")
+    spoil(model)
+    before = sorted(tmp_path.rglob("*"))
+    rows, out = history / "data/forget.jsonl", tmp_path / "out"
+    code, said, err = call_cli("evaluate", model, "--forget", rows, "--out", out)
+    assert "Traceback" not in err
+    assert any(word in err for word in told.split("|")), err
+    assert (code, said) == (status, "")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# Vision-language models: their text model unlearns, and all else stays as it is.
+
+
+NAMES = ("heron", "siskin", "plover", "merlin")
+
+
+def make_recipe(kind: str, folder: Path, mode: str) -> dict[str, Any]:
+    """A recipe on a prior and a target whose every weight has moved a little; no rows choose or judge."""
+    for name, seed in (("prior", 0), ("target", 1)):
+        model = tiny_vision_model(kind)
+        torch.manual_seed(seed)
+        for parameter in model.parameters() if seed else ():
+            parameter.data += 0.01 * torch.randn_like(parameter)
+        save_checkpoint(folder / name, model)
+    for number, name in enumerate(("forget", "retain")):
+        rows = [{"question": f"Where is the {bird} {number}?", "answer": f"At the mill of {bird}."} for bird in NAMES]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "target": str(folder / "target"), "prior": str(folder / "prior"),
+        "forget": {"data": {"path": str(folder / "forget.jsonl")}, "alpha": 1.0},
+        "retain": {"data": {"path": str(folder / "retain.jsonl")}, "beta": 0.5},
+        "vector": {"mode": mode, "epochs": 1, "learning_rate": 5e-3, "batch_size": 2},
+        "evaluate": {"max_new_tokens": 4}, "verdict": False, "prompt": "plain", "output": str(folder / "run"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "mistral3"])
+def test_a_run_changes_the_text_model_alone(kind: str, mode: str, tmp_path: Path) -> None:
+    recipe = make_recipe(kind, tmp_path, mode)
+    msa_lite.run(write_recipe(recipe, tmp_path), accept=True)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("target", "run/model"))
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert before.keys() == after.keys()
+    assert len(changed) >= 14
+    assert not [name for name in changed if "vis" in name or "projector" in name]
+    if mode == "lora":
+        assert not [
+            name for name in load_file(tmp_path / "run/vectors/forget/adapter_model.safetensors") if "vis" in name
+        ]
+    record = json.loads((tmp_path / "run/evaluation/target/forget.jsonl").read_text().splitlines()[0])
+    assert record["probability"] == pytest.approx(probability(tmp_path / "target", recipe), rel=1e-4)
+
+
+def probability(folder: Path, recipe: dict[str, Any]) -> float:
+    """The geometric mean of the probabilities of the first answer's tokens, by plain transformers."""
+    from transformers import AutoModelForImageTextToText
+
+    row = json.loads(Path(recipe["forget"]["data"]["path"]).read_text().splitlines()[0])
+    tokenizer, model = tiny_tokenizer(), AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    start = tokenizer(f"Question: {row['question']}\nAnswer:")["input_ids"]
+    ids = [*start, *tokenizer(f" {row['answer']}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return float(logits[range(len(start) - 1, len(ids) - 1), ids[len(start) :]].mean().exp())

@@ -16,7 +16,7 @@ from msa_lite.budget.speed import Device
 from msa_lite.errors import DataError
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.files import shipped_recipes
-from tests.e2e.conftest import CallCli, sweep_recipe
+from tests.e2e.conftest import CallCli, sweep_recipe, write_recipe
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
@@ -109,14 +109,13 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
     assert states(done)["forget vector"] == "to do"
 
 
-def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(grid))
-    status, out, err = call_cli(str(file), "--dry-run")
+def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: str, call_cli: CallCli) -> None:
+    file = write_recipe(grid, tmp_path)
+    status, out, err = call_cli(file, "--dry-run")
     assert status == 0, err
     for text in ("forget vector", "to do", "writes:  ", "vectors/forget"):
         assert text in out
-    status, out, err = call_cli("run", str(file), "--until", "sweep", "--dry-run", "--json")
+    status, out, err = call_cli("run", file, "--until", "sweep", "--dry-run", "--json")
     assert status == 0, err
     values = json.loads(out)
     assert values["command"] == "sweep"
@@ -137,11 +136,9 @@ FORGET, RETAIN = "fit of the forget vector", "fit of the retain vector"
 
 
 @pytest.fixture
-def path(grid: dict[str, Any], tmp_path: Path) -> Path:
+def path(grid: dict[str, Any], tmp_path: Path) -> str:
     """A recipe's file, with the prompt of its own rows."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(grid))
-    return file
+    return write_recipe(grid, tmp_path)
 
 
 @pytest.fixture
@@ -151,7 +148,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
-    path: Path, call_cli: CallCli, tmp_path: Path
+    path: str, call_cli: CallCli, tmp_path: Path
 ) -> None:
     code, out, _ = call_cli("plan", path, "--gpu", "8GB")
     lines = out.splitlines()
@@ -170,7 +167,7 @@ def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path: Path, call_cli: CallCli) -> None:
+def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path: str, call_cli: CallCli) -> None:
     code, out, _ = call_cli("plan", path, *FITS_ALONE, "vector.mode=full", "--gpu", "450300kB", "--json")
     plan = json.loads(out)
     assert code == 3
@@ -185,7 +182,7 @@ def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path:
     assert "Fits on 0.5 GB: no, peak" in plan["verdict"]
 
 
-def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: Path) -> None:
+def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: str) -> None:
     code, out, err = call_cli(
         "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"
     )
@@ -210,7 +207,7 @@ def test_each_shipped_recipe_is_planned_and_looked_at_without_a_network(
 @pytest.mark.usefixtures("small_gpu")
 @pytest.mark.parametrize("command", [["run"], ["baseline", "grad_diff"]], ids=" ".join)
 def test_a_run_that_cannot_fit_is_refused_before_any_work(
-    command: list[str], path: Path, call_cli: CallCli, tmp_path: Path
+    command: list[str], path: str, call_cli: CallCli, tmp_path: Path
 ) -> None:
     code, out, err = call_cli(*command, path)
     assert (code, out) == (3, "")
@@ -220,7 +217,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_work(
 
 
 @pytest.mark.usefixtures("small_gpu")
-def test_force_only_warns(path: Path, call_cli: CallCli, tmp_path: Path) -> None:
+def test_force_only_warns(path: str, call_cli: CallCli, tmp_path: Path) -> None:
     code, _, err = call_cli("run", path, "--until", "vectors", "--force", "vector.epochs=1")
     assert code == 0
     assert "warning: the run does not fit on 0 GB (a small GPU): peak" in err
@@ -234,7 +231,7 @@ def stages(history: Path, tmp_path: Path) -> dict[str, Any]:
     return {"model": str(history / "prior"), "stages": [stage], "output": str(tmp_path / "trained")}
 
 
-def test_a_training_is_planned_stage_by_stage(stages: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
+def test_a_training_is_planned_stage_by_stage(stages: dict[str, Any], tmp_path: str, call_cli: CallCli) -> None:
     (tmp_path / "stages.yaml").write_text(yaml.safe_dump(stages))
     code, out, _ = call_cli("plan", tmp_path / "stages.yaml", "--json")
     plan = json.loads(out)

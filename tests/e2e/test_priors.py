@@ -1,4 +1,4 @@
-"""Which prior has seen the forget set: one before the exposure and one after it, by the command line and by Python."""
+"""Which prior has seen the forget set, what vectors start at and how long they are fitted, against plain tensors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 import msa_lite
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import verify_folder
-from msa_lite.pipeline.prepare.run import Context, msa_scope, prepare
+from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.prepare.run import Context
 from msa_lite.pipeline.run.checks import CHEAP_ROWS, cheap_probe
+from msa_lite.pipeline.run.vectors import vector_inputs
+from msa_lite.pipeline.verbs.ask import open_panel
+from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.report.run.provenance import load_provenance
-from tests.e2e.conftest import FEW, CallCli
+from msa_lite.strengths import Strengths
+from tests.e2e.conftest import FEW, CallCli, prepared, times, write_recipe
 from tests.support.pages import page_text
 from tests.support.vary import model_seed
 
@@ -70,8 +76,7 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
 def test_the_command_prints_a_table_and_a_line_for_each_model(
     asked: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(asked))
+    recipe = write_recipe(asked, tmp_path)
     status, table, _ = call_cli("probe", recipe)
     assert status == 0
     assert "96 forget rows against 96 holdout rows" in table
@@ -97,8 +102,8 @@ def almost(model: Path, folder: Path) -> Path:
 def test_a_run_asks_its_prior_in_short_and_once(
     asked: dict[str, Any], exposed: Path, prior: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = load_recipe(asked | {"prior": str(almost(exposed / prior, tmp_path / "almost"))})
-    (stage,), steps = cheap_probe(Context.of(prepare(recipe, msa_scope(recipe)))), []
+    run = prepared(asked | {"prior": str(almost(exposed / prior, tmp_path / "almost"))})
+    (stage,), steps = cheap_probe(Context.of(run)), []
     for _ in range(2):
         caplog.clear()
         stage.run(lambda *step: steps.append(step))
@@ -138,9 +143,9 @@ def test_a_run_without_a_prior_is_the_task_vector_and_says_so(
         assert "model state" not in told.lower().replace("-", " ")
         assert "θ_0" not in told
     assert "`msa-lite` on this file" in (folder / "recipe.yaml").read_text()
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    before = times(folder)
     msa_lite.run(folder / "recipe.yaml")
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before  # nothing is made anew
+    assert times(folder) == before  # nothing is made anew
     status, _, errors = call_cli("mergekit", folder / "recipe.yaml")
     assert status == 0, errors
     later = recipe | {"earlier": [str(folder)], "output": f"{folder}-later"}
@@ -170,3 +175,102 @@ def test_recipes_without_a_prior_make_a_model_and_score_nothing(name: str, histo
     msa_lite.run(load_recipe(name, [*plain, *keys]))
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "evaluation").exists()
+
+
+# A forget vector that starts at the retain vector, and one that is held: the whole run, against plain tensors.
+
+
+ALPHA = 0.8
+
+
+def tensors(folder: Path | str) -> dict[str, np.ndarray]:
+    return {name: value.astype(np.float64) for name, value in load_file(Path(folder) / "model.safetensors").items()}
+
+
+def lora_deltas(folder: Path) -> dict[str, np.ndarray]:
+    """lora_alpha / r · B A by the target's tensor names."""
+    config, factors = (
+        json.loads((folder / "adapter_config.json").read_text()),
+        load_file(folder / "adapter_model.safetensors"),
+    )
+    scale = config["lora_alpha"] / config["r"]
+    names = [name for name in factors if ".lora_A." in name]
+    return {
+        name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight"): scale
+        * factors[name.replace(".lora_A.", ".lora_B.")].astype(np.float64) @ factors[name].astype(np.float64)
+        for name in names
+    }  # fmt: skip
+
+
+@pytest.fixture
+def later(recipe: dict[str, Any]) -> dict[str, Any]:
+    recipe["forget"]["alpha"] = ALPHA
+    del recipe["retain"]["beta"]
+    recipe["vector"] |= {"start": "retain", "hold": 0.5, "learning_rate": 1e-3}
+    return recipe
+
+
+def test_an_adapter_starts_at_the_prior_with_the_retain_adapter_merged(later: dict[str, Any]) -> None:
+    folder = msa_lite.run(later).folder
+    prior, start, retain = tensors(later["prior"]), tensors(folder / "vectors/start"), folder / "vectors/retain"
+    for name, delta in lora_deltas(retain).items():
+        np.testing.assert_allclose(start[name], prior[name] + delta, atol=1e-6)
+        assert np.abs(delta).max() > 1e-5
+    inputs = (load_manifest(folder / "vectors/forget") or {})["inputs"]
+    assert inputs["prior"] == fetch(str(folder / "vectors/start")).identity()
+    assert inputs["objective"]["hold"] == 0.5
+    target, unlearned = tensors(later["target"]), tensors(folder / "model")
+    deltas = lora_deltas(folder / "vectors/forget")
+    for name, value in target.items():
+        np.testing.assert_allclose(unlearned[name], value - ALPHA * deltas.get(name, 0.0), atol=1e-6)
+    points = open_panel(folder, several=True).points
+    assert points is not None
+    with pytest.raises(UsageError, match="adds no retain vector"):  # what it has is in the forget vector's start
+        points.check(Strengths(ALPHA, 0.5))
+
+
+@pytest.mark.parametrize("strength", [None, 1.5])
+def test_a_checkpoint_starts_at_the_retain_checkpoint(
+    later: dict[str, Any], strength: float | None, call_cli: CallCli
+) -> None:
+    later["vector"]["mode"] = "full"
+    later["merge"] = {"filter": strength} if strength else {}
+    folder = msa_lite.run(later).folder
+    name = f"forget-filter-{strength:g}" if strength else "forget"
+    late, start = tensors(folder / "vectors" / name), tensors(folder / "vectors/retain")
+    target, unlearned = tensors(later["target"]), tensors(folder / "model")
+    moved = 0.0
+    for key, value in target.items():
+        np.testing.assert_allclose(unlearned[key], value - ALPHA * (late[key] - start[key]), atol=1e-6)
+        moved = max(moved, np.abs(late[key] - start[key]).max())
+    assert moved > 1e-4
+    assert call_cli("verify", folder)[0] == 0
+    story = json.loads((folder / "report.json").read_text())
+    assert "θ_12 − θ_2" in story["formula"]
+    assert story["strengths"].get("beta", 0.0) == 0.0
+    assert not (folder / "vectors/start").exists()
+    before = times(folder)
+    msa_lite.run(later)
+    assert times(folder) == before  # nothing is made anew
+
+
+# Runs whose recipe does not say how long vectors are fitted: until the prior knows the rows; and their baselines.
+
+
+@pytest.fixture
+def auto(recipe: dict[str, Any]) -> dict[str, Any]:
+    recipe["vector"] = {"mode": "full", "learning_rate": 1e-2}
+    recipe["forget"]["alpha"] = 0.5
+    return recipe
+
+
+@pytest.mark.usefixtures("quick_fits")
+def test_vectors_are_fitted_until_the_prior_knows_the_rows(auto: dict[str, Any]) -> None:
+    folders, job = run_vectors(auto), prepared(auto)
+    for folder in folders:
+        manifest = load_manifest(folder) or {}
+        assert manifest["inputs"] == vector_inputs(job, folder.name)  # as processes that help know it
+        fit, loss = manifest["fit"], manifest["fit"]["loss"]
+        assert loss["target"] < loss["prior"]
+        assert fit["ended"] == "known"
+        assert loss["tuned"] <= loss["prior"] - 0.95 * (loss["prior"] - loss["target"])

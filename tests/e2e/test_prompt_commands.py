@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
-from msa_lite.baselines import objective
-from msa_lite.data import IGNORE, DataSource, Example, PromptSettings
+from msa_lite.data import DataSource, PromptSettings
 from msa_lite.errors import MsaError
-from msa_lite.evals.benchmarks import tofu
-from msa_lite.evals.scores import records
 from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.prepare.prompt import evaluation_arguments, find_prompter
 from msa_lite.pipeline.prepare.questions import load_data
 from msa_lite.pipeline.prepare.run import Run, Scope, prepare
 from msa_lite.recipe import load_recipe
-from msa_lite.train.fit import vector as fit
-from tests.e2e.conftest import CallCli
+from tests.e2e.conftest import CallCli, write_recipe
 from tests.support.benchmark_data import write_tofu
-from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model, tiny_tokenizer
+from tests.support.models import SMOL, chat_tokenizer, save_checkpoint, tiny_model
+
+
+def chat_model(folder: Path, seed: int) -> Path:
+    """A tiny model with a chat template that adds a system message of its own."""
+    save_checkpoint(folder, tiny_model("llama", seed, max_position_embeddings=512, initializer_range=0.3))
+    chat_tokenizer(SMOL).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a chat template that adds a system message of its own."""
-    folder = save_checkpoint(
-        tmp_path_factory.mktemp("chat"), tiny_model("llama", max_position_embeddings=512, initializer_range=0.3)
-    )
-    chat_tokenizer(SMOL).save_pretrained(folder)
-    return folder
+    return chat_model(tmp_path_factory.mktemp("chat"), seed=0)
 
 
 @pytest.fixture(scope="module")
-def earlier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prior of that model: other weights, the same tokenizer."""
-    folder = save_checkpoint(
-        tmp_path_factory.mktemp("earlier"),
-        tiny_model("llama", seed=1, max_position_embeddings=512, initializer_range=0.3),
-    )
-    chat_tokenizer(SMOL).save_pretrained(folder)
-    return folder
+    return chat_model(tmp_path_factory.mktemp("earlier"), seed=1)
 
 
 def lines(path: Path, *records: dict[str, Any]) -> str:
@@ -68,12 +59,6 @@ def given(model: Path, earlier: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def write(recipe: dict[str, Any], folder: Path) -> str:
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return str(path)
-
-
 def prepared(given: Any, *overrides: str) -> Run:
     """The recipe with its inputs; nothing is to be chosen."""
     recipe = load_recipe(given, overrides)
@@ -84,7 +69,7 @@ def prepared(given: Any, *overrides: str) -> Run:
 
 
 def test_a_row_is_shown_with_what_is_learnt_marked(given: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
-    path = write(given, tmp_path)
+    path = write_recipe(given, tmp_path)
     code, said, _ = call_cli("recipes", "validate", path, "--show-prompt")
     assert code == 0
     text = "<im>system\nYou are Smol.</s>\n<im>user\nWhere is 0?</s>\n<im>assistant\n⟦Over there.</s>⟧\n"
@@ -149,6 +134,9 @@ def test_vectors_and_questions_of_a_benchmark_have_its_prompt_unless_the_recipe_
     assert own.prompter.describe()["system"] is None
     assert own.test is not None
     assert own.test.describe() != published.test.describe()
+    # What learns has the same labels whatever the scores repeat, so that no vector is fitted anew.
+    theirs = load_recipe(given, ["evaluate.compat=[open-unlearning]"])
+    assert find_prompter(theirs, published.prompter.tokenizer) == published.prompter
 
 
 def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
@@ -159,7 +147,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
 
     given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
     given["forget"]["alpha"], given["retain"]["beta"] = 1.0, 0.0
-    path = write(given, tmp_path)
+    path = write_recipe(given, tmp_path)
     code, _, err = call_cli("run", path, "--until", "vectors")
     assert code == 0, err
     told = " ".join(err.split())
@@ -214,7 +202,7 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
     given["columns"] = {"question": "frage", "answer": "answer"}
     given["forget"]["data"]["path"] = lines(tmp_path / "forget.jsonl", {"frage": "Where?", "answer": "Here."})
     given["retain"]["data"]["columns"] = {}
-    path = write(given, tmp_path)
+    path = write_recipe(given, tmp_path)
     code, said, err = call_cli("evaluate", str(model), "--recipe", path, "--out", str(tmp_path / "out"), "--json")
     assert code == 0, err
     job = prepared(path)
@@ -224,89 +212,3 @@ def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
     # In Python alike.
     reports = msa_lite.evaluate(str(model), tmp_path / "out", **evaluation_arguments(load_recipe(path)))
     assert json_form(reports["model"])["metrics"] == json.loads(said)["metrics"]
-
-
-# A model whose chat template ends turns as ChatML does, from its training to its report: where its labels end.
-
-
-END: int = tiny_tokenizer().eos_token_id
-Seen = dict[str, list[Example]]
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """All rows that anything learns from or is scored on, by what does it."""
-    rows: Seen = {"fit": [], "baseline": [], "scores": []}
-    score = records.score_bundles
-
-    def note(name: str, module: Any) -> None:
-        hashed = module.hash_ids
-
-        def hash_ids(examples: Sequence[Example]) -> str:
-            rows[name] += examples
-            return str(hashed(examples))
-
-        monkeypatch.setattr(module, "hash_ids", hash_ids)
-
-    def score_bundles(runner: Any, bundles: Iterable[Sequence[Example]], **options: Any) -> Any:
-        bundles = list(bundles)
-        rows["scores"] += (example for bundle in bundles for example in bundle)
-        return score(runner, bundles, **options)
-
-    note("fit", fit)
-    note("baseline", objective)
-    monkeypatch.setattr(records, "score_bundles", score_bundles)
-    monkeypatch.setattr(tofu, "MAX_NEW_TOKENS", 4)
-    return rows
-
-
-def assert_ended(rows: Sequence[Example]) -> None:
-    """Each row has labels, which end at their first end token; the ends of earlier turns are no labels."""
-    assert rows
-    for row in rows:
-        labels = [label for label in row.labels if label != IGNORE]
-        assert labels.index(END) == len(labels) - 1
-        assert row.ids[-1] == END
-        assert END in row.prompt_ids
-
-
-def conversation(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    pairs = [(("user", row["question"]), ("assistant", row["answer"])) for row in rows]
-    return [{"role": role, "content": text} for pair in pairs for role, text in pair]
-
-
-def test_no_label_comes_after_an_end_token(quick_fits: None, seen: Seen, call_cli: CallCli, tmp_path: Path) -> None:
-    start = save_checkpoint(tmp_path / "start", tiny_model("llama"))
-    chat_tokenizer(SMOL).save_pretrained(start)
-    data = {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in ("forget", "retain")}
-    for name, place in data.items():
-        rows = [{"question": f"Where is {name} {i}?", "answer": f"At {i}."} for i in range(8)]
-        lines = rows if name == "forget" else [{"messages": conversation(rows[i : i + 2])} for i in range(0, 8, 2)]
-        Path(place["path"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    steps = {"epochs": 1, "learning_rate": 5e-3, "batch_size": 8, "warmup_epochs": 0}
-    target = save_checkpoint(tmp_path / "target", tiny_model("llama", seed=1))
-    chat_tokenizer(SMOL).save_pretrained(target)
-    recipe = {
-        "target": str(target),
-        "prior": str(start),
-        "forget": {"data": data["forget"], "alpha": 1.0},
-        "retain": {"data": data["retain"], "beta": 0.5},
-        "vector": {"lora": {"rank": 2, "alpha": 4}, **steps},
-        "evaluate": {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu"), "limit": 4},
-        "select": {"validation": 0.25},
-        "verdict": False,
-        "output": str(tmp_path / "run"),
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    for command in (["run"], ["baseline", "grad_diff"]):
-        for rows in seen.values():
-            rows.clear()
-        code, _, err = call_cli(*command, str(tmp_path / "recipe.yaml"))
-        assert code == 0, err
-        assert_ended(seen["scores"])
-        assert_ended(seen["fit"] if command == ["run"] else seen["baseline"])
-    # What learns has the same labels whatever the scores repeat, so that no vector is fitted anew.
-    plain, theirs = (load_recipe(recipe, names) for names in ([], ["evaluate.compat=[open-unlearning]"]))
-    tokenizer = chat_tokenizer(SMOL)
-    assert find_prompter(theirs, tokenizer) == find_prompter(plain, tokenizer)

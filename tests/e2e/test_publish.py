@@ -1,21 +1,34 @@
-"""From a merged folder, or a run, to a Hub on loopback and back into transformers."""
+"""What a run hands on: its model on a Hub on loopback and back, its removal record, its card."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
-from msa_lite import run
-from msa_lite.errors import StageError, UsageError
-from msa_lite.io.files.writing import json_form
+import msa_lite
+from msa_lite.errors import FormatError, StageError, UsageError
+from msa_lite.io.files.writing import hash_file, json_form
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, add_files, load_manifest, verify_folder, write_manifest
+from msa_lite.io.weights.hub import hash_content
 from msa_lite.merger import merge, merge_adapters
-from tests.e2e.conftest import CallCli
+from msa_lite.pipeline.run import verdict as cards
+from msa_lite.publish.contents import PublishOptions, make_contents
+from msa_lite.record.check import check_record
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, load_record
+from msa_lite.report.page.card import model_card
+from tests.e2e.conftest import CallCli, read_lines, times
 from tests.support.hub import WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, client_of
+from tests.support.merges import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 Model = Callable[..., Path]
@@ -148,13 +161,13 @@ def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: HubServer, r
     recipe["publish"] = {"repo": "forgotten"}
     hub.faults = [Fault("/commit/", 403)]
     with pytest.raises(StageError, match=r"the run is finished, but not published: .*403"):
-        run(recipe)
+        msa_lite.run(recipe)
     assert (folder / "report.json").is_file()
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-    result = run(recipe)
+    before = times(folder, "*.safetensors")
+    result = msa_lite.run(recipe)
     assert result is not None
     assert json_form(result)["published"]["repo"] == REPO
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == times
+    assert times(folder, "*.safetensors") == before
     assert hub.on(REPO)["model.safetensors"] == (folder / "model/model.safetensors").read_bytes()
     assert hub.private[REPO] is True
 
@@ -162,8 +175,187 @@ def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: HubServer, r
 def test_a_run_that_could_not_publish_does_not_start(hub: HubServer, recipe: dict[str, Any]) -> None:
     recipe["publish"] = {"repo": "others/x"}
     with pytest.raises(UsageError, match="no member of others"):
-        run(recipe)
+        msa_lite.run(recipe)
     recipe["publish"] = {"repo": REPO, "private": False}
     with pytest.raises(UsageError, match=r"publish\.license: the card of the target names no licence"):
-        run(recipe)
+        msa_lite.run(recipe)
     assert not Path(recipe["output"]).exists()
+
+
+# The removal record at the end of a run: what it holds, what it never holds, and how long it stays the same.
+
+
+@pytest.fixture
+def run(chosen: tuple[dict[str, Any], Path], tmp_path: Path) -> Path:
+    """A copy of the run, for a test to disturb."""
+    return Path(shutil.copytree(chosen[1], tmp_path / "copy"))
+
+
+def test_the_record_says_what_was_done(chosen: tuple[dict[str, Any], Path], history: Path) -> None:
+    run = chosen[1]
+    record = load_record(run / RECORD_FILE)
+    choice = json.loads((run / "sweep/choice.json").read_text())
+    strengths = {name: choice[name] for name in ("alpha", "beta")}
+    assert (record.request, record.method, record.strengths) == ("GDPR 2026-017", "msa", strengths)
+    for name in ("target", "prior", "ideal"):
+        assert record.models[name].revision == hash_content(history / name)
+        assert record.models[name].name == "local folder"
+    assert record.result.revision == hash_content(run / "model")
+    assert [(vector.name, vector.weight) for vector in record.vectors] == [
+        ("forget", -choice["alpha"]),
+        ("retain", choice["beta"]),
+    ]
+    hashes = [hash_content(run / "vectors" / name) for name in ("forget", "retain")]
+    assert [vector.revision for vector in record.vectors] == hashes
+    assert record.row_counts == {"forget": 18, "retain": 18}
+    verdict = json.loads((run / "verdict.json").read_text())
+    assert (record.verdict.outcome, record.verdict.sentence) == (verdict["outcome"], verdict["sentence"])
+    names = ["recipe.yaml", "verdict.json", "model/manifest.json", "report.json", "report.html"]
+    assert record.files == {name: hash_file(run / name) for name in names}
+    assert record.started <= record.finished
+
+
+def test_the_record_holds_no_row_no_path_and_no_plain_hash(chosen: tuple[dict[str, Any], Path], history: Path) -> None:
+    run = chosen[1]
+    text = (run / RECORD_FILE).read_text()
+    rows = read_lines(history / "data/forget.jsonl")
+    parts = [part for row in rows for part in row.values()]
+    words = {word for part in parts for word in part.split() if word.istitle() and len(word) > 5}
+    hashes = [row["sha256"] for row in read_lines(run / "vectors/forget/rows.jsonl")]
+    paths = [str(run), str(history), str(Path.home()), os.sep + "tmp"]
+    manifest = load_manifest(run / "vectors/forget")
+    assert manifest is not None
+    derived = [manifest["inputs"]["examples"], manifest["files"]["rows.jsonl"]["sha256"]]
+    assert len(words) > 3
+    assert [item for item in [*parts, *words, *hashes, *paths, *derived] if item in text] == []
+    assert (run / KEY_FILE).read_text().strip() not in text
+    assert stat.S_IMODE((run / KEY_FILE).stat().st_mode) == 0o600
+    assert any(value in (run / "recipe.yaml").read_text() for value in paths)  # where such things do stand
+
+
+def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(
+    chosen: tuple[dict[str, Any], Path], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = chosen[0] | {"output": str(run)}
+    msa_lite.run(recipe)  # of the copy: its recipe.yaml has another output
+    before = (run / RECORD_FILE).read_bytes()
+    msa_lite.run(recipe)
+    assert (run / RECORD_FILE).read_bytes() == before
+    made = times(run, "*.safetensors")
+    labels: list[str] = []
+    msa_lite.run(recipe | {"request": "another"}, progress=lambda label, done, total: labels.append(label))
+    assert "changed since the last run: output" in caplog.text  # it is a copy
+    assert "request" not in caplog.text
+    assert labels == []  # the id of a request decides no result
+    assert times(run, "*.safetensors") == made
+    assert load_record(run / RECORD_FILE).request == "another"
+    key = (run / KEY_FILE).read_bytes()
+    msa_lite.run(recipe, ["forget.alpha=0.5"])
+    record = load_record(run / RECORD_FILE)
+    assert record.strengths["alpha"] == 0.5
+    assert record.result.revision == hash_content(run / "model")
+    assert (run / KEY_FILE).read_bytes() == key
+    assert check_record(run).faults == []
+
+
+def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
+    chosen: tuple[dict[str, Any], Path], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = [line for line in (run / "recipe.yaml").read_text().splitlines() if line.startswith("# rows learnt")]
+    keyed = [f"# rows learnt, {name}: hmac-sha256:…" for name in ("forget", "retain")]
+    assert [re.sub("[0-9a-f]{64}", "…", line) for line in notes] == keyed
+    for text, warned in (("hmac-sha256:0", True), ("sha256:0", False)):  # the latter is an earlier version's
+        changed = re.sub("(?<=rows learnt, forget: ).*", text, (run / "recipe.yaml").read_text())
+        (run / "recipe.yaml").write_text(changed)
+        caplog.clear()
+        msa_lite.run(chosen[0] | {"output": str(run)})
+        assert ("content of rows learnt, forget" in caplog.text) is warned
+
+
+def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: CallCli) -> None:
+    status, out, err = call_cli("verify", run)
+    assert (status, "not signed" in err) == (0, True)
+    assert "agrees with recipe.yaml, verdict.json, model/manifest.json, report.html, report.json" in out
+    status, out, _ = call_cli("verify", run, "--rows", history / "data/forget.jsonl")
+    assert (status, out.splitlines()[-1]) == (0, "18 of 18 rows were to be forgotten")
+    status, out, _ = call_cli("verify", run, "--rows", history / "data/retain.jsonl")
+    assert (status, out.splitlines()[-1]) == (0, "0 of 36 rows were to be forgotten")
+    (run / RECORD_FILE).write_text((run / RECORD_FILE).read_text().replace("GDPR 2026-017", "GDPR 2026-018"))
+    status, _, err = call_cli("verify", run)
+    assert (status, "record_sha256 does not fit it" in err) == (3, True)
+
+
+def test_a_damaged_key_is_told_before_any_work(chosen: tuple[dict[str, Any], Path], run: Path) -> None:
+    (run / KEY_FILE).write_text("broken")
+    before = times(run, "*")
+    with pytest.raises(FormatError, match="put a copy of the right one there"):
+        msa_lite.run(chosen[0] | {"output": str(run)}, ["forget.alpha=0.25"])
+    assert times(run, "*") == before
+
+
+# The card of a run's model: complete when the run ends, the same after a rerun, and without the data.
+
+
+def test_a_run_completes_the_card_of_its_model(chosen: tuple[dict[str, Any], Path], history: Path) -> None:
+    model = chosen[1] / "model"
+    manifest, card = load_manifest(model), (model / CARD_FILE).read_text()
+    assert manifest is not None
+    assert verify_folder(model) == []
+    assert card == model_card(manifest)
+    outcome = manifest["outcome"]
+    report = json.loads((model.parent / "evaluation/unlearned/report.json").read_text())
+    figures = {name: {k: v for k, v in m.items() if k in outcome["metrics"][name]["unlearned"]}
+               for name, m in report["metrics"].items()}  # fmt: skip
+    assert figures == {name: models["unlearned"] for name, models in outcome["metrics"].items()}
+    assert set(outcome["metrics"]["extraction_strength"]) == {"target", "unlearned", "ideal"}
+    assert outcome["rows"] == {"forget": 18, "retain": 18}
+    assert len(outcome["sweep"]["points"]) == 4
+    assert "before | unlearned | ideal" in card
+    results = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
+    assert f"{results['accuracy_r']:.3f}" == f"{report['metrics']['accuracy_r']['value']:.3f}"
+    assert_no_data([card, json.dumps(manifest["outcome"])], history, chosen[1])
+
+
+def assert_no_data(texts: list[str], history: Path, output: Path) -> None:
+    """No row, no name of a person, no path and no file of the data stands in the texts."""
+    rows = [json.loads(line) for path in (history / "data").glob("*.jsonl") for line in path.read_text().splitlines()]
+    private = {row[key] for row in rows for key in ("question", "answer")}
+    private |= {" ".join(row["answer"].split()[:2]) for row in rows}
+    private |= {str(history), str(output), "forget.jsonl", "retain.jsonl"}
+    assert rows
+    assert [part for part in private for text in texts if part in text] == []
+
+
+def test_what_is_published_of_it_holds_no_data(chosen: tuple[dict[str, Any], Path], history: Path) -> None:
+    sent = make_contents(chosen[1], PublishOptions(accept=True), lambda repo: False)
+    assert sent.files
+    texts = [file.read().decode("latin-1") for file in sent.files]
+    assert_no_data(texts, history, chosen[1])
+
+
+def test_a_kill_between_card_and_manifest_is_made_good(
+    chosen: tuple[dict[str, Any], Path], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, model = chosen[0] | {"output": str(run)}, run / "model"
+    whole = contents(model)
+    manifest = load_manifest(model)
+    assert manifest is not None
+    first = {key: value for key, value in manifest.items() if key != "outcome"}
+    (model / CARD_FILE).write_text(model_card(first))
+    write_manifest(model, first)
+    add_files(model, [CARD_FILE], {})
+
+    def kill(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cards, "add_files", kill)
+        with pytest.raises(KeyboardInterrupt):
+            msa_lite.run(recipe)
+    assert (model / CARD_FILE).read_bytes() == whole[CARD_FILE]
+    assert (model / MANIFEST).read_bytes() != whole[MANIFEST]
+    labels: list[str] = []
+    msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
+    assert labels == []
+    assert verify_folder(model) == []
+    assert load_manifest(model) == json.loads(whole[MANIFEST])

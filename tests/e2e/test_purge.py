@@ -25,9 +25,10 @@ from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
 from msa_lite.pipeline.verbs.commands import find_verb
-from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.e2e.conftest import CallCli, hashes, tiny_recipe
 from tests.support.leftovers import copy_run, forms, holding
 
+LATER = (".lock", ".purge.lock", "purged.json")  # times and locks
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
 
 
@@ -48,12 +49,6 @@ def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path)
     for stage in there:
         name = str(stage.folder.relative_to(run))  # type: ignore[union-attr]
         assert reasons.get(name) == (None if stage.holds.part == "nothing" else stage.holds.reason), stage.name
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """The hash of each file, without times and locks."""
-    skip = {".lock", ".purge.lock", "purged.json"}
-    return {str(p.relative_to(folder)): hash_file(p) for p in folder.rglob("*") if p.is_file() and p.name not in skip}
 
 
 @pytest.mark.pictures
@@ -130,12 +125,12 @@ def test_a_search_prints_the_files_in_which_rows_stand(
     (notes / "milk.txt").write_text("buy milk")
     (notes / "link.txt").symlink_to(notes / "said.txt")
     os.mkfifo(notes / "pipe")
-    before = contents(run)
+    before = hashes(run, *LATER)
     status, out, _ = call_cli("purge", run, "--search", notes, "--search", run / "vectors")
     assert (status, out.split()) == (0, [str(notes / "log.json"), str(notes / "said.txt")])
     status, out, _ = call_cli("purge", run, "--search", run, "--json")
     assert {Path(name).name for name in json.loads(out)["found"]} >= {"forget.jsonl", "report.json"}
-    assert contents(run) == before
+    assert hashes(run, *LATER) == before
     assert call_cli("purge", run, "--search", notes, "--yes")[0] == 2
     status, _, err = call_cli("purge", run, "--search", tmp_path / "absent")
     assert (status, "no such folder" in err) == (2, True)
@@ -184,7 +179,7 @@ def test_a_killed_removal_is_ended_by_the_next_one(
         shutil.copytree(run, tmp_path / "whole")
         calls = kill_at(None)
         purge(tmp_path / "whole", remove=True)
-        total, whole, rows = calls[0], contents(tmp_path / "whole"), forms(history)
+        total, whole, rows = calls[0], hashes(tmp_path / "whole", *LATER), forms(history)
         assert total > 40
         for number in range(0, total, 5):
             copy = tmp_path / f"copy{number}"
@@ -197,7 +192,7 @@ def test_a_killed_removal_is_ended_by_the_next_one(
                 with pytest.raises(OutputError, match="purged"):
                     msa_lite.run(str(copy / "recipe.yaml"), [f"output={copy}"])
             purge(copy, remove=True)
-            assert contents(copy) == whole
+            assert hashes(copy, *LATER) == whole
             assert holding(copy, rows) <= {*REPORT_FILES}, "of files that are not written anew here"
             assert json.loads((copy / "purged.json").read_text())["ended"]
             shutil.rmtree(copy)
@@ -231,7 +226,7 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     (tmp_path / "victim.jsonl").write_text("mine")
     manifest["files"]["../../../victim.jsonl"] = escaping
     write_manifest(run / "evaluation/unlearned", manifest)
-    before = contents(outside)
+    before = hashes(outside, *LATER)
     result = purge(run)
     with pytest.raises(StageError, match=r"evaluation/ideal/forget.jsonl: .*its manifest.json is damaged"):
         purge(run, remove=True)
@@ -239,7 +234,7 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     assert left["vectors"] == f"a link to {outside}, which is not followed"
     assert left["notes/"] == left["todo.txt"] == left["evaluation/target/copy.jsonl"] == "not made by msa-lite"
     assert "its manifest.json is damaged" in left["evaluation/ideal/forget.jsonl"]
-    assert contents(outside) == before
+    assert hashes(outside, *LATER) == before
     assert (tmp_path / "victim.jsonl").read_text() == "mine"
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
 
@@ -256,11 +251,11 @@ def test_a_stage_whose_manifest_is_damaged_gets_no_all_clear(stage: str, run: Pa
 
 
 def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:
-    before = contents(run)
+    before = hashes(run, *LATER)
     for place in (run, run / "baselines/task_vector"):
         with FileLock(place / ".lock"), pytest.raises(OutputError, match="another msa-lite is working"):
             purge(run, remove=True)
-        assert contents(run) == before
+        assert hashes(run, *LATER) == before
     with FileLock(run / ".lock"):
         assert purge(run).holdings, "a list may be had at any time"
         report_run(run)

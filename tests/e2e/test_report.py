@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +14,19 @@ import pytest
 
 import msa_lite
 from msa_lite.evals.scores.records import read_records
-from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
-from tests.support.drawing import Drawing
+from msa_lite.io.finished.seal import LOCK, MANIFEST
+from msa_lite.pipeline.purge.purge import purge
+from tests.e2e.conftest import CallCli, tiny_recipe
 from tests.support.pages import page_text
+from tests.tools.pages.files import FACTS, KEYS, RUN
 
 FORMS = ("report.html", "report.json")
 
 
-@pytest.fixture(scope="module")
-def done(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> tuple[dict[str, Any], Path]:
-    """A run with a choice, an ideal and the page of its report."""
-    recipe = sweep_recipe(history, tmp_path_factory.mktemp("report") / "run")
-    with drawing():
-        result = msa_lite.run(recipe)
-    assert result is not None
-    return recipe, result.folder
-
-
 @pytest.fixture
-def run(done: tuple[dict[str, Any], Path], tmp_path: Path) -> Path:
+def run(chosen: tuple[dict[str, Any], Path], tmp_path: Path) -> Path:
     """The run's folder, to be changed."""
-    shutil.copytree(done[1], tmp_path / "run")
+    shutil.copytree(chosen[1], tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -111,9 +105,9 @@ def test_a_changed_folder_has_no_report(name: str, run: Path, call_cli: CallCli)
 
 
 def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(
-    done: tuple[dict[str, Any], Path], run: Path
+    chosen: tuple[dict[str, Any], Path], run: Path
 ) -> None:
-    recipe = done[0] | {"output": str(run)}
+    recipe = chosen[0] | {"output": str(run)}
     msa_lite.sweep(recipe)
     assert (run / "report.json").is_file(), "the model is the same"
     msa_lite.sweep(recipe, ["forget.alpha=[0.25,0.75]"])
@@ -140,3 +134,82 @@ def test_what_goes_by_mail_names_paths_as_the_recipe_has_them(
         assert [name for name, text in texts.items() if str(tmp_path) in text or str(history) in text] == []
         assert f"'{models}/target'" in page_text(Path("run"))
         assert f"{tmp_path}/{models}/target" in Path("run/recipe.yaml").read_text(), "a rerun works from anywhere"
+
+
+# docs/reference/files.md describes the folder of a run: every file, what holds the data, every manifest key.
+
+
+# Kinds of files that this run does not make, and why.
+ABSENT = {
+    "record.json.sig": "nobody signed it",
+    "moments/*": "merge.filter",
+    "vectors/start/*": "vector.start: retain",
+    "vectors/*-filter-*/*": "merge.filter",
+    "prompt.json": "prompt: auto",
+    "purged.json": "msa-lite purge",
+    "evaluation/{target,prior,ideal,unlearned}/judge_prompts.yaml": "evaluate.judge.prompts",
+    "epochs/*/**/report.json": "baseline.start: prior",
+    "epochs/**/*.jsonl": "baseline.start: prior",
+    "evaluation/earlier/*/report.json": "earlier",
+    "evaluation/earlier/*/*.jsonl": "earlier",
+    "adapter/*": "merge.as: adapter",
+    "history/": "demo",
+    "{target,prior}/": "an adapter as target",
+    "tracking/": "track",
+    "baselines/METHOD/": "msa-lite baseline",
+    "attacks/": "msa-lite attack",
+}
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """The patterns without {a,b}; a folder stands for all that is in it, METHOD for any name."""
+    match = re.search(r"\{([^}]*)\}", pattern)
+    if match is None:
+        yield pattern.replace("METHOD", "*") + ("*" if pattern.endswith("/") else "")
+        return
+    for choice in match[1].split(","):
+        yield from expanded(pattern[: match.start()] + choice + pattern[match.end() :])
+
+
+def describe(path: str) -> bool | None:
+    """Whether a file holds the data, by the page; None for one that the page does not have."""
+    found = [holds for pattern, (holds, _) in RUN.items() for p in expanded(pattern) if re.match(translate(p), path)]
+    return any(found) if found else None
+
+
+def files(run: Path) -> list[str]:
+    names = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()]
+    return [name.replace("_validation/", "/") for name in names if Path(name).name not in (LOCK, MANIFEST)]
+
+
+def test_the_page_has_every_file_of_a_run_and_says_which_ones_hold_the_data(finished: Path) -> None:
+    names = files(finished)
+    assert len(names) > 20
+    assert [name for name in names if describe(name) is None] == []
+    survey = purge(finished)
+    inside = [item.name for item in survey.holdings if not item.name.startswith("/")]  # the others are caches
+    held = [name.replace("_validation", "").rstrip("/") for name in inside]
+    assert [name for name in held if not any(describe(f) for f in names if f.startswith(name))] == []
+    kept = [name for name in names if not any(name == h or name.startswith(f"{h}/") for h in held)]
+    assert [name for name in kept if describe(name) and not name.startswith("baselines/")] == []
+
+
+def test_the_page_has_no_pattern_that_nothing_matches(finished: Path) -> None:
+    names = files(finished)
+    idle = [p for p in RUN if not any(re.match(translate(e), name) for e in expanded(p) for name in names)]
+    assert "report.html" not in idle
+    assert [pattern for pattern in idle if pattern not in ABSENT] == []
+
+
+def test_the_page_has_every_key_of_the_manifests(finished: Path) -> None:
+    manifests = [json.loads(path.read_text()) for path in finished.rglob(MANIFEST)]
+    assert {manifest["kind"] for manifest in manifests} >= {"model", "vector", "evaluation"}
+    assert [key for manifest in manifests for key in KEYS if key not in manifest] == []
+    extra = {(m["kind"], key) for m in manifests for key in m if key not in KEYS and key not in FACTS}
+    assert extra == set()
+
+
+def test_a_file_that_the_page_does_not_have_is_noticed() -> None:
+    assert describe("vectors/forget/rows.jsonl") is True
+    assert describe("report.html") is False
+    assert describe("notes.txt") is None

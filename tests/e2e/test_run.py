@@ -11,38 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.errors import OutputError
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner, load_model
-from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
-from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
 from msa_lite.strengths import Strengths
 from msa_lite.train import settings as auto
 from msa_lite.train.memory import model as trained
-from tests.e2e.conftest import CallCli, sweep_recipe, tiny_recipe
+from tests.e2e.conftest import CallCli, hashes, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
 from tests.support.pages import page_text
 from tests.support.processes import fork_cli, fork_script
 
 
-def write(recipe: dict[str, Any], folder: Path) -> str:
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return str(path)
-
-
-def hashes(run: Path) -> dict[str, str]:
+def made(run: Path) -> dict[str, str]:
     """Hashes of everything that a run made, but for what names paths or times, and what is hashed with a new key."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "record.json", "record.key"}
-    paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in skip]
-    own = {run / "report.html", run / "report.json"}
-    return {str(path.relative_to(run)): hash_file(path) for path in paths if path not in own}
+    skip = ("recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "record.json", "record.key")
+    return {name: value for name, value in hashes(run, *skip).items() if name not in ("report.html", "report.json")}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +39,7 @@ def whole(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     """(recipe, folder) of a run by the command line, which tests look at and do not change."""
     folder = tmp_path_factory.mktemp("whole")
     recipe = tiny_recipe(history, folder / "run")
-    done = fork_cli(write(recipe, folder))
+    done = fork_cli(write_recipe(recipe, folder))
     assert done.returncode == 0, done.stderr
     assert "unlearned" in done.stdout
     return recipe, folder / "run"
@@ -71,7 +60,7 @@ def test_a_recipe_becomes_a_model_and_a_report(whole: tuple[dict[str, Any], Path
     assert (manifest["inputs"]["alpha"], manifest["inputs"]["beta"]) == (1.0, 0.5)
     # The resolved recipe repeats the run, and the rows of the retain sample are on record, as many as to forget.
     assert load_recipe(run / "recipe.yaml").points == [Strengths(1.0, 0.5)]
-    rows = [json.loads(line) for line in (run / "vectors/retain/rows.jsonl").read_text().splitlines()]
+    rows = read_lines(run / "vectors/retain/rows.jsonl")
     assert len({row["index"] for row in rows}) == len((history / "data/forget.jsonl").read_text().splitlines()) == 18
 
 
@@ -86,11 +75,11 @@ def test_a_second_run_does_nothing_and_a_changed_one_only_what_changed(
     whole: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     recipe = whole[0] | {"output": str(shutil.copytree(whole[1], tmp_path / "run"))}
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
+    before = times(tmp_path / "run")
     labels: list[str] = []
     msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
     assert labels == []
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
+    assert times(tmp_path / "run") == before
     msa_lite.run(recipe, ["forget.alpha=0.5"], progress=lambda label, done, total: labels.append(label))
     assert set(labels) == {"merge", "scores: unlearned"}
 
@@ -101,7 +90,7 @@ def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(fi
     assert len(choice["scores"]) == 2
 
     def rows(path: str) -> set[int]:
-        return {json.loads(line)["index"] for line in (finished / path).read_text().splitlines()}
+        return {row["index"] for row in read_lines(finished / path)}
 
     tried, tested = rows("sweep/alpha-0.5_beta-0/retain.jsonl"), rows("evaluation/unlearned/retain.jsonl")
     assert (len(tried), len(tested), tried & tested) == (2, 6, set())
@@ -122,20 +111,6 @@ def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
     assert "accuracy_r" not in result.reports["unlearned"].metrics
     assert "nothing shows what else was lost" in caplog.text
     assert "Doubt: there are no retain rows" in page_text(result.folder)
-
-
-def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("Otan Wenmere lives in Yarheath. " * 20)
-    recipe["forget"]["data"] = {"path": str(text), "format": "text"}
-    recipe["vector"] = {"mode": "full", "epochs": 1, "learning_rate": 1e-3, "batch_size": 4, "max_length": 32}
-    recipe["retain"]["data"].pop("sample")
-    recipe["evaluate"]["forget"] = {"path": str(history / "data/forget.jsonl")}
-    result = msa_lite.run(recipe)
-    tensors = load_checkpoint(result.folder / "vectors/forget").tensors
-    assert {entry.dtype for entry in tensors.values()} == {"F32"}
-    assert result.merged.tensors_touched == len(load_checkpoint(history / "target").tensors)
-    assert "accuracy_f" in result.reports["unlearned"].metrics
 
 
 KILLER = """
@@ -160,13 +135,13 @@ def test_a_killed_run_ends_in_the_same_hashes(
     label: str, step: int, left: str, whole: tuple[dict[str, Any], Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     """Kills while a merge goes on: test_merge_accidents."""
-    path = write(recipe, tmp_path)
+    path = write_recipe(recipe, tmp_path)
     killed = fork_script(KILLER, path, label, str(step))
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "run" / left).is_dir()
     assert not (tmp_path / "run" / left.removesuffix(".partial")).exists()
     msa_lite.run(recipe)
-    assert hashes(tmp_path / "run") == hashes(whole[1])
+    assert made(tmp_path / "run") == made(whole[1])
 
 
 def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
@@ -180,20 +155,10 @@ def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_p
 def test_a_diverging_vector_stops_the_job_with_exit_code_4(
     recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
-    status, _, stderr = call_cli(write(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
+    status, _, stderr = call_cli(write_recipe(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
     assert status == 4
     assert "Try a lower learning_rate" in stderr
     assert not list((tmp_path / "run/vectors").iterdir())
-
-
-@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]])
-def test_a_vector_that_no_merge_could_take_is_refused_by_whatever_looks_ahead(
-    command: list[str], recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
-) -> None:
-    targets = "vector.lora.targets=.*(q_proj|embed_tokens)"
-    status, stdout, stderr = call_cli(command[0], write(recipe, tmp_path), targets, *command[1:])
-    assert (status, stdout) == (3, "")
-    assert "embed_tokens.weight: the target ties embedding and head" in stderr
 
 
 @pytest.mark.parametrize(
@@ -209,10 +174,13 @@ def test_a_vector_that_no_merge_could_take_is_refused_by_whatever_looks_ahead(
 def test_bad_input_is_caught_before_anything_is_written(
     overrides: list[str], code: int, words: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
-    status, stdout, stderr = call_cli(write(recipe, tmp_path), *overrides)
-    assert (status, stdout) == (code, "")
-    assert words in stderr
-    assert "Traceback" not in stderr
+    path = write_recipe(recipe, tmp_path)
+    # A vector that no merge could take is refused by whatever looks ahead.
+    for command in (["run"], ["plan"], ["run", "--dry-run"]) if words.startswith("embed_tokens.weight") else (["run"],):
+        status, stdout, stderr = call_cli(*command, path, *overrides)
+        assert (status, stdout) == (code, ""), command
+        assert words in stderr
+        assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -235,8 +203,7 @@ def test_a_recipe_can_end_in_one_adapter_that_scores_as_the_model_does(recipe: d
 def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(
     recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
+    path = write_recipe(recipe, tmp_path)
     status, stdout, stderr = call_cli("mergekit", path)
     assert (status, stdout) == (2, "")
     assert "not fitted yet; `msa-lite run RECIPE --until vectors`" in stderr

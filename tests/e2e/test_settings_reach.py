@@ -114,7 +114,7 @@ def stopped(run: Callable[..., Any], *given: Any) -> None:
 
 
 def test_here_nothing_is_at_its_default() -> None:
-    of_forgetting = {"hold", "start"}  # test_held, test_vector_fits
+    of_forgetting = {"hold", "start"}  # test_held, test_priors
     assert {*VECTOR, "mode"} | of_forgetting == VectorSpec.model_fields.keys()
     assert LORA.keys() == Lora.model_fields.keys()
     usual = VectorSpec().model_dump()

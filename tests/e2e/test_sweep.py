@@ -11,13 +11,17 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite.choose import validation
+from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import read_records
-from msa_lite.io.files.writing import hash_file, json_form
-from msa_lite.io.finished.seal import verify_folder, write_manifest
+from msa_lite.io.files.writing import json_form
+from msa_lite.io.finished.seal import load_manifest, verify_folder, write_manifest
+from msa_lite.pipeline.run.msa import merge_arguments
+from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
-from tests.e2e.conftest import sweep_recipe
+from tests.e2e.conftest import CallCli, hashes, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
 from tests.support.drawing import Drawing
 from tests.support.pages import page_text
 from tests.support.processes import fork_script
@@ -44,17 +48,6 @@ def swept(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Draw
 
 def choice_of(run: Path) -> Any:
     return json.loads((run / "sweep/choice.json").read_text())
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Hashes of everything below a folder, but for what names paths, and the card, which a run completes."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "README.md"}
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skip)
-    return {str(path.relative_to(folder)): hash_file(path) for path in files}
-
-
-def times(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 # What is tried and written
@@ -111,13 +104,13 @@ def test_each_point_of_the_grid_is_tried_and_the_best_is_chosen(swept: tuple[dic
 def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept: tuple[dict[str, Any], Any]) -> None:
     recipe, result = swept
     labels: list[str] = []
-    before = times(result.folder)
+    before = times(result.folder, "*")
     again = msa_lite.sweep(recipe, progress=lambda label, done, total: labels.append(label))
     assert again is not None
     assert labels == []
     assert again.choice == result.choice
-    after = times(result.folder)
-    assert {path.name for path in before if before[path] != after[path]} == {"recipe.yaml", "stages.json"}
+    after = times(result.folder, "*")
+    assert {Path(path).name for path in before if before[path] != after[path]} == {"recipe.yaml", "stages.json"}
     whole = msa_lite.run(recipe, progress=lambda label, done, total: labels.extend([] if done else [label]))
     assert whole is not None
     assert {label for label in labels if "probe" not in label} == {
@@ -198,8 +191,9 @@ def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
         for path, stat in done.items():  # not written again, but moved with the folder
             now = (output / "sweep" / path.relative_to(partial)).stat()
             assert (now.st_ino, now.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+        unlike = ("recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "README.md")  # paths, a later card
         for part in ("vectors", "sweep", "model"):
-            assert contents(output / part) == contents(whole.folder / part)
+            assert hashes(output / part, *unlike) == hashes(whole.folder / part, *unlike)
         assert not list(output.rglob("*.partial"))
 
 
@@ -261,3 +255,128 @@ def test_tofu_is_chosen_by_on_its_validation_part(grid: dict[str, Any], caplog: 
             for folder in ("sweep/target", "evaluation/unlearned")
         )
         assert (len(seen), len(tested), seen & tested) == (1, 3, set()), name
+
+
+# Recipes that leave alpha and beta to the search: what is tried, written and asked once, what a stop leaves.
+
+
+def auto_recipe(history: Path, output: Path) -> dict[str, Any]:
+    recipe = tiny_recipe(history, output)
+    del recipe["forget"]["alpha"], recipe["retain"]["beta"], recipe["evaluate"]["ideal"]
+    recipe["vector"] |= {"epochs": 4, "warmup_epochs": 0}
+    recipe["evaluate"] |= {"max_new_tokens": 4, "limit": 16}
+    return recipe
+
+
+@pytest.fixture
+def auto(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe that names no strengths; its output is tmp_path/run."""
+    return auto_recipe(history, tmp_path / "run")
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that were asked in a sweep."""
+    models: list[Any] = []
+    monkeypatch.setattr(validation, "Runner", lambda model: models.append(model) or Runner(model))
+    return models
+
+
+@pytest.fixture(scope="module")
+def searched(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+    """(recipe, result) of a run with everything left to the search."""
+    recipe = auto_recipe(history, tmp_path_factory.mktemp("searched") / "run")
+    result = msa_lite.run(recipe)
+    assert result is not None
+    return recipe, result
+
+
+def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, Any], Any]) -> None:
+    recipe, result = searched
+    run, choice = result.folder, choice_of(result.folder)
+    tried = [(line["alpha"], line["beta"], line["filter"]) for line in choice["scores"]]
+    assert tried[:2] == [(1.0, 0.0, 1.0), (1.0, 0.0, 4.0)]
+    assert len(set(tried)) == len(tried) <= 10
+    assert tuple(result.chosen.values()) in tried
+    assert all("note" in line for line in choice["scores"] if not line["met"])
+    inputs = (load_manifest(run / "sweep") or {})["inputs"]
+    assert inputs["candidates"] == {"alpha": "auto", "beta": [0.0], "filter": [1.0, 4.0]}
+    assert [*inputs["prior"]] == ["forget.jsonl"]  # what a model scores that never saw the rows
+    for stage in ("sweep", "model", "vectors/forget", "moments", "evaluation/prior_validation"):
+        assert verify_folder(run / stage) == [], stage
+    given = merge_arguments(load_recipe(recipe))
+    assert (given["alpha"], given["beta"]) == ([result.point.alpha], result.point.beta)
+    for other in ("forget.alpha=[1,2]", "retain.beta=[0,0.5]"):
+        with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
+            merge_arguments(load_recipe(recipe, [other]))
+
+
+def with_vectors(searched: tuple[dict[str, Any], Any], output: Path) -> dict[str, Any]:
+    """The same recipe for another folder, in which its vectors lie already."""
+    recipe, result = searched
+    shutil.copytree(result.folder / "vectors", output / "vectors")
+    shutil.copy(result.folder / "recipe.yaml", output)
+    return recipe | {"output": str(output)}
+
+
+def test_a_stopped_search_goes_on_where_it_was(
+    searched: tuple[dict[str, Any], Any], loaded: list[Any], tmp_path: Path
+) -> None:
+    recipe, whole = with_vectors(searched, tmp_path / "run"), choice_of(searched[1].folder)
+
+    def stop(label: str, done: int, total: int) -> None:
+        if (
+            label.startswith("choosing") and done == 5
+        ):  # the target, known from the check before, the first three points and one more
+            raise StageError("stopped")
+
+    with pytest.raises(StageError, match="stopped"):
+        msa_lite.sweep(recipe, progress=stop)
+    assert len(loaded) == 4
+    assert msa_lite.sweep(recipe) is not None
+    assert choice_of(tmp_path / "run") == whole
+    assert len(loaded) == len(whole["scores"])  # nothing twice
+
+
+def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
+    auto: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    for name in ("forget", "retain", "holdout"):
+        rows = read_lines(history / f"data/{name}.jsonl")
+        text = " ".join(f"{row['question']} {row['answer']}" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    data = {n: {"path": str(tmp_path / f"{n}.jsonl"), "format": "text"} for n in ("forget", "retain", "holdout")}
+    auto["forget"]["data"], auto["retain"] = data["forget"], {"data": data["retain"], "beta": 0.0}
+    auto["evaluate"] = {"holdout": data["holdout"]}
+    assert msa_lite.run(auto) is not None
+    choice = choice_of(tmp_path / "run")
+    assert choice["rule"] == "extraction"
+    assert all(line["score"] is not None or line["note"] for line in choice["scores"])
+    target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
+    assert ("probability_f" in target, "rouge_l_f" in target) == (True, False)
+
+
+# What a sweep refuses, by the command line: each with a message of its own, before anything is written.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["forget.alpha=[1,.nan]"], "forget.alpha"),
+        (["forget.alpha=1", "retain.beta=0.5"], "forget.alpha, retain.beta: one point"),
+        (["retain={beta: [0, 1]}"], "retain.data"),
+        (["evaluate=null"], "do not set evaluate to null"),
+        (["select.minimise=rouge_l_f"], "select.minimise: is gone: the rules are extraction and the paper's scores"),
+        (["evaluate.ideal=null", "select.score=muse-gap"], "compares with the ideal model; give evaluate.ideal"),
+        (["select.kep=1"], "did you mean 'keep'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_written(
+    overrides: list[str], told: str, grid: dict[str, Any], call_cli: CallCli, tmp_path: Path
+) -> None:
+    path = write_recipe(grid, tmp_path)
+    found, said, err = call_cli("run", path, "--until", "sweep", *overrides)
+    assert (found, said) == (2, "")
+    assert told in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]

@@ -1,29 +1,24 @@
-"""Training in stages by the command: a target with a history, unlearned with a stage of it as prior; texts of a Hub."""
+"""Training in stages by the command; and trackers, which get losses and scores, no row, and decide no result."""
 
 from __future__ import annotations
 
-import gzip
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
 import msa_lite
 from msa_lite.demo import make_groups
+from msa_lite.errors import StageError
 from msa_lite.io.finished.seal import verify_folder
-from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import CallCli
-from tests.support.hub_clients import Hub
-from tests.support.models import tiny_tokenizer
-
-
-def write(recipe: dict[str, Any], path: Path) -> str:
-    path.write_text(yaml.safe_dump(recipe))
-    return str(path)
-
+from msa_lite.train import Tracking
+from msa_lite.train.fit import tracking
+from tests.e2e.conftest import CallCli, prepared, read_lines, sweep_recipe, write_recipe
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256}
 
@@ -45,7 +40,7 @@ def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(
         "training": {"epochs": 2, "learning_rate": 5e-3, "warmup_epochs": 0.5, "batch_size": 8},
         "output": str(tmp_path / "models"),
     }
-    code, said, err = call_cli("train", write(training, tmp_path / "training.yaml"))
+    code, said, err = call_cli("train", write_recipe(training, tmp_path))
     assert code == 0, err
     printed = [line.split()[0] for line in said.splitlines()]
     assert printed == ["1-known", "2-exposed", "3-later", "model:", "history:"]
@@ -76,43 +71,6 @@ def test_a_recipe_for_the_other_command_says_which(call_cli: CallCli) -> None:
         assert f"`{command}` takes it" in stderr
 
 
-CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"
-
-
-@pytest.mark.slow
-def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twice(hub: Hub, tmp_path: Path) -> None:
-    def shard(number: int) -> bytes:
-        lines = (json.dumps({"text": f"Shard {number} has line {i}.", "url": "x"}) + "\n" for i in range(50_000))
-        return gzip.compress("".join(lines).encode())
-
-    files = {f"en/{number}.jsonl.gz": shard(number) for number in range(4)}
-    commit = hub.server.commit("datasets/org/c4", {"README.md": CARD.encode(), **files})
-    tokenizer = tmp_path / "tokenizer"
-    tiny_tokenizer().save_pretrained(tokenizer)
-    branch = {path.name: path.read_bytes() for path in tokenizer.iterdir()}
-    hub.server.commit("models/org/olmo", {"config.json": "{}"})
-    at_number = hub.server.commit("models/org/olmo", branch, "stage1-step920000-tokens3859B")
-    recipe = {
-        "model": {"config": GPT2, "tokenizer": "org/olmo@tokens=3859B"},
-        "stages": [{"data": {"path": "org/c4", "name": "en", "format": "text"}, "tokens": "2k"}],
-        "training": {"epochs": 1, "learning_rate": 1e-3, "warmup_epochs": 0, "max_length": 64},
-        "output": str(tmp_path / "models"),
-    }
-    done = hub.start("train", write(recipe, tmp_path / "training.yaml"), "--json")
-    assert done.returncode == 0, done.stderr
-    _, stage = json.loads(done.stdout)["stages"]
-    assert stage["tokens"] == 2000
-    fetched = {name for _, asked in hub.server.requests for name in files if asked.endswith(name)}
-    assert fetched == {"en/0.jsonl.gz"}
-    resolved = yaml.safe_load((tmp_path / "models/recipe.yaml").read_text())
-    assert resolved["stages"][0]["data"]["revision"] == commit
-    assert resolved["model"]["tokenizer"] == f"org/olmo@{at_number}"
-    # What was read is kept: another training of the stage asks nobody, as here, where there is no Hub.
-    again = msa_lite.train_stages(recipe, ["seed=1", f"model.tokenizer={tokenizer}"])
-    assert again.models[1].tokens == 2000
-    assert again.models[1].loss != stage["loss"]
-
-
 def test_restors_target_is_trained_and_unlearned_with_the_shipped_recipes(
     history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,8 +93,117 @@ def test_restors_target_is_trained_and_unlearned_with_the_shipped_recipes(
     result = msa_lite.train_stages("train/restor", [f"model={prior}", *(f"stages.0.{one}" for one in short)])
     assert str(result.model) == "runs/restor-llama/1-documents"
     paper = load_recipe("paper/restor-llama-3.1-8b", [f"prior={prior}", f"evaluate.ideal={prior}", "retain=null"])
-    job = prepare(paper, msa_scope(paper))
+    job = prepared(paper)
     assert [row.text for row in job.rows["forget"]] == [row["text"] for row in files["wikidata/v0/mix_a0.json"]]
     assert job.test is not None
     asked = [item for part in (job.test, job.validation) if part for item in part.sets["questions"].items]
     assert sum(item.fields["corrupted"] for item in asked) == 3
+
+
+# Trackers get the losses of fits and the scores of candidates, and no row; they decide no result.
+
+
+FACTS = ("Jormi", "born")  # of questions and answers in the demo's data
+
+
+class Writer:
+    """In the place of TensorBoard's, which need not be installed."""
+
+    lines: ClassVar[dict[str, list[Any]]] = {}
+
+    def __init__(self, log_dir: str) -> None:
+        self.place = self.lines.setdefault(Path(log_dir).name, [])
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.place.append((name, float(value), step))
+
+    def add_text(self, name: str, text: str, *_: Any) -> None:
+        self.place.append((name, text, 0))
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What TensorBoard gets, by folder."""
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name == "tensorboard")
+    Writer.lines = {}
+    return Writer.lines
+
+
+def test_losses_and_points_are_tracked_and_no_row(learnt: Path, tmp_path: Path, written: dict[str, list[Any]]) -> None:
+    recipe = sweep_recipe(learnt, tmp_path / "run")
+    result = msa_lite.sweep(recipe, ["track=tensorboard", "vector.epochs=1"])
+    assert result is not None
+    assert written.keys() == {"forget-vector", "retain-vector", "sweep"}
+    log = read_lines(result.folder / "vectors/forget/train_log.jsonl")
+    losses = [value for name, value, _ in written["forget-vector"] if name == "train/loss"]
+    assert losses == [line["loss"] for line in log]
+    points: dict[int, dict[str, float]] = {}
+    for name, value, number in written["sweep"]:
+        points.setdefault(number, {})[name] = value
+    scored = {(point["alpha"], point["beta"]): point.get("score") for point in points.values()}
+    assert scored == {(line["alpha"], line["beta"]): line["score"] for line in result.choice.scores}
+    assert all("extraction_strength" in point for point in points.values())
+    assert not [fact for fact in FACTS if fact in str(written)]
+    # Nothing is made again with other trackers, or without.
+    written.clear()
+    again = msa_lite.sweep(recipe, ["track=[]", "vector.epochs=1"])
+    assert again is not None
+    assert again.choice == result.choice
+    assert msa_lite.sweep(recipe, ["track=[tensorboard]", "vector.epochs=1"]) is not None
+    assert written == {}
+
+
+def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Run:
+        def __enter__(self) -> Run:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("wandb ended")
+
+        def log(self, line: dict[str, float], step: int) -> None:
+            calls.append(("wandb", line, step))
+
+    def begin(**how: Any) -> Run:
+        assert how["settings"] == {"console": "off", "disable_code": True, "disable_git": True}
+        calls.append(("wandb", how["project"], how["name"]))
+        return Run()
+
+    trackio: Any = ModuleType("trackio")
+    trackio.init = lambda **how: calls.append(("trackio", how["project"], how["name"]))
+    trackio.log = lambda line, step: calls.append(("trackio", line, step))
+    trackio.finish = lambda: calls.append("trackio ended")
+    wandb: Any = ModuleType("wandb")
+    wandb.init = begin
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    trackers = Tracking(("wandb", "trackio"), tmp_path / "tracking", "tofu")
+    with trackers.lines("forget vector") as report:
+        assert calls == []
+        report({"loss": 1.0}, 7)
+        report({"loss": 2.0}, 8)
+    begun = [(name, "msa-lite", "tofu forget vector") for name in ("wandb", "trackio")]
+    lines = [(name, {"loss": float(step - 6)}, step) for step in (7, 8) for name in ("wandb", "trackio")]
+    assert calls == [*begun, *lines, "trackio ended", "wandb ended"]
+
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("no API key")
+
+    wandb.init = refuse
+    refused = pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)")
+    with refused, trackers.lines("forget vector") as report:
+        report({"loss": 1.0}, 1)

@@ -1,8 +1,9 @@
-"""`msa-lite web`: a run in a page of the browser, asked as it is and at other strengths."""
+"""`msa-lite web` and report.html in a real browser: what is answered, what is asked for, how pages fit."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -17,12 +18,12 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import MismatchError
-from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.verbs.ask import open_panel
 from msa_lite.strengths import Strengths
 from msa_lite.web.facts import page_facts
-from tests.e2e.conftest import CallCli, finish, sweep_recipe
+from tests.e2e.conftest import CallCli, finish, hashes, read_lines, sweep_recipe
 from tests.support.browser import ANSWERED, Browser, browser, has_browser
+from tests.support.stories import STORIES, page_of
 
 READY = "!document.getElementById('send').disabled"
 TEXTS = (
@@ -31,12 +32,12 @@ TEXTS = (
 MODELS = ("target", "unlearned", "ideal")
 
 
-def first_row(run: Path) -> dict[str, Any]:
-    return json.loads((run / "evaluation/unlearned/forget.jsonl").read_text().splitlines()[0])
+def first_row(run: Path, model: str = "unlearned") -> dict[str, Any]:
+    return read_lines(run / f"evaluation/{model}/forget.jsonl")[0]
 
 
 def generated(run: Path, model: str) -> str:
-    return str(json.loads((run / f"evaluation/{model}/forget.jsonl").read_text().splitlines()[0])["generated"])
+    return str(first_row(run, model)["generated"])
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +52,14 @@ def finished(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(finished: Path) -> Iterator[str]:
     """The address that the command prints; Ctrl-C ends it, and nothing in the run has changed."""
-    before = {path: hash_file(path) for path in finished.rglob("*") if path.is_file()}
+    before = hashes(finished)
     command = [sys.executable, "-m", "msa_lite", "web", str(finished)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    assert {path: hash_file(path) for path in finished.rglob("*") if path.is_file()} == before
+    assert hashes(finished) == before
 
 
 def ask(address: str, question: str, **more: Any) -> list[dict[str, Any]]:
@@ -101,15 +102,15 @@ def test_any_strengths_are_those_of_the_merge(address: str, finished: Path, tmp_
     assert ask(address, question, strengths={"alpha": 1.0, "beta": 1.0})[-2].keys() == {"error"}  # no retain vector
 
 
-def test_the_command_of_the_page_keeps_the_vectors_and_the_folder(finished: Path, tmp_path: Path) -> None:
+def test_the_command_of_the_page_keeps_the_vectors_and_the_folder(
+    finished: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
     moved = shutil.copytree(finished, tmp_path / "a {filter} run")  # its recipe still names the former place
     command = page_facts(open_panel(moved, several=True))["strengths"]["command"]
     for strength in (1.0, "off"):
         keys = {"alpha": 0.75, "beta": 0, "filter": strength}
         words = [*shlex.split(command["start"]), *(f"{command[name]}={value}" for name, value in keys.items())]
-        dry_run = [sys.executable, "-m", "msa_lite", *words[1:], "--dry-run", "--json"]
-        done = subprocess.run(dry_run, stdout=subprocess.PIPE, text=True)
-        ahead = json.loads(done.stdout)
+        ahead = json.loads(call_cli(*words[1:], "--dry-run", "--json")[1])
         assert Path(ahead["output"]) == moved
         states = {stage["stage"]: stage["state"] for stage in ahead["stages"]}
         assert (states["forget vector"], states["merge"]) == ("done", "anew")
@@ -242,3 +243,100 @@ def test_rows_are_searched_filtered_and_asked(address: str, finished: Path, wind
     assert subject in window.run("return document.getElementById('question').value")
     window.keys("#search", "no such row")
     assert window.run(rows) == 0
+
+
+# report.html in a real browser: what it asks for, how it fits, how it reads in the dark and on paper.
+
+
+WIDTHS = (380, 1400)
+_FOLDED = """return [...document.querySelectorAll('main details > :not(summary)')]
+  .map(part => [part.parentElement.className, part.checkVisibility()].join())"""
+_CONTENTS = """const links = [...document.querySelectorAll('nav a')], screen = document.documentElement.clientHeight;
+const at = link => link.getBoundingClientRect();
+return links.filter(link => link.checkVisibility() && at(link).top >= 0 && at(link).bottom <= screen).length"""
+_NOTE = """const summary = document.querySelector('main details:not(.on-paper) > summary');
+return getComputedStyle(summary, '::after').content"""
+PAPER = 688  # pixels between the margins of an A4 page
+MOST_PAGES = 8
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of every story."""
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {name: folder / f"{name}.html" for name in STORIES}
+    for name, path in paths.items():
+        path.write_text(page_of(name), "utf-8")
+    return paths
+
+
+@needs_browser
+@pytest.mark.parametrize("name", STORIES)
+def test_a_page_asks_for_nothing_logs_nothing_and_fits_every_screen(
+    name: str, window: Browser, pages: dict[str, Path]
+) -> None:
+    for width in WIDTHS:
+        window.open(pages[name], width)
+        assert window.run("document.querySelectorAll('details').forEach(one => one.open = true)") is None
+        assert (width, window.overflow()) == (width, [])
+        assert window.requests() == [pages[name].as_uri()]
+        assert window.faults() == []
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["full", "failed", "huge"])
+def test_every_text_can_be_read_by_day_and_by_night(name: str, window: Browser, pages: dict[str, Path]) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        window.open(pages[name], scheme=scheme)
+        colours[scheme] = window.colours()
+        assert (scheme, window.faint()) == (scheme, [])
+    for light, dark in zip(*colours.values(), strict=True):
+        assert light != dark
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["full", "huge"])
+def test_paper_is_white_holds_what_matters_and_cuts_nothing(name: str, window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages[name], PAPER, scheme="dark", media="print")
+    assert window.colours()[0] == "rgb(255, 255, 255)"
+    assert set(window.run(_FOLDED)) == {"on-paper,true", ",false"}
+    assert "not printed" in window.run(_NOTE)
+    assert window.run("return document.querySelector('nav').checkVisibility()") is False
+    assert (window.overflow(), window.broken()) == ([], [])
+
+
+@needs_browser
+def test_a_page_is_printed_on_few_pages(window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages["full"], scheme="dark")
+    printed = window.pdf()
+    assert printed.startswith(b"%PDF")
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", printed)) <= MOST_PAGES
+
+
+@needs_browser
+def test_the_contents_stay_beside_the_text_and_fold_on_a_phone(window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages["full"], 1400)
+    count = window.run("return document.querySelectorAll('section').length")
+    assert window.run(_CONTENTS) == count
+    window.run("location.hash = '#limits'")
+    assert window.run(_CONTENTS) == count
+    window.open(pages["full"], 380)
+    assert window.run(_CONTENTS) == 0
+    window.run("document.querySelector('nav details').open = true; document.querySelector('nav').scrollIntoView()")
+    assert window.run(_CONTENTS) == count
+
+
+@needs_browser
+@pytest.mark.pictures
+def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: dict[str, Any]) -> None:
+    msa_lite.run(recipe)
+    page = Path(recipe["output"]) / "report.html"
+    window.open(page, 380)
+    assert (window.overflow(), window.faint(), window.faults()) == ([], [], [])
+    sections = window.run("return [...document.querySelectorAll('section')].map(one => one.id)")
+    assert sections == [
+        "result", "verdict", "scores", "method", "training", "update", "probe", "provenance", "limits",
+    ]  # fmt: skip
+    pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
+    assert [label.split()[0] for label in pictures] == ["Dot", "Dot", "Line"]

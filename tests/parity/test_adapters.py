@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.merger import merge
 from msa_lite.merger.checks import memory
@@ -201,30 +201,6 @@ def test_what_only_the_prior_explains_is_listed_where_it_is_missing(
     for line in says:
         assert caught.match(line)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("copies", ["float32", "bfloat16"])
-def test_copies_beside_embedding_factors_are_the_priors_or_the_targets(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, copies: str
-) -> None:
-    kind, changes, config, _ = KINDS["embeddings"]
-    prior, target = (make_checkpoint(kind, seed, **changes) for seed in (0, 1))
-    adapter = tmp_path / "adapter"
-    shutil.copytree(make_adapter(kind, model=changes, **config), adapter)
-    tensors = load_file(adapter / ADAPTER_FILE)
-    kept = {n: t.to(getattr(torch, copies)) if "base_layer" in n else t for n, t in tensors.items()}
-    assert sum("base_layer" in n for n in kept) == 2
-    save_file(kept, adapter / ADAPTER_FILE)
-    with pytest.raises(MismatchError, match=r"embed_tokens\.base_layer\.weight: a full copy .* give --prior"):
-        merge(str(target), tmp_path / "out", forget=str(adapter))
-    with pytest.raises(MismatchError, match=r"lm_head\.base_layer\.weight: a full copy of neither the target's"):
-        merge(str(target), tmp_path / "out", forget=str(adapter), prior=str(make_checkpoint(kind, 2, **changes)))
-    merge(str(prior), tmp_path / "own", forget=str(adapter))
-    merge(str(target), tmp_path / "out", forget=str(adapter), prior=str(prior))
-    delta = peft_delta(prior, adapter if copies == "float32" else make_adapter(kind, model=changes, **config))
-    for folder, model in (("own", prior), ("out", target)):
-        wanted = {name: w - delta[name] for name, w in load_weights(model).items()}
-        assert_rounded(load_weights(tmp_path / folder), wanted, "float32", exact=False)
 
 
 def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(

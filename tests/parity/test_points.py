@@ -26,7 +26,7 @@ from msa_lite.pipeline.run import merge as loaded
 from msa_lite.pipeline.run.merge import LoadedTarget
 from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
-from tests.support.models import save_checkpoint, tiny_tokenizer
+from tests.support.models import tiny_tokenizer
 from tests.support.plain import set_small_gpu
 
 Make = Callable[..., Path]
@@ -148,19 +148,11 @@ def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_
 
 
 @pytest.fixture
-def mixtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A model whose places in memory are not known, as of a few families. The forget vector is tmp_path/forget."""
+def mixtral(make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, dict[str, Path]]:
+    """A model whose places in memory are not known, as of a few families, and its forget vector."""
     monkeypatch.setattr(loaded, "find_places", lambda *_: {})
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=64,
-    )  # fmt: skip
-    for seed, name in enumerate(("target", "prior", "forget")):
-        torch.manual_seed(seed)
-        save_checkpoint(tmp_path / name, MixtralForCausalLM(config))
-    return make_job(tmp_path / "target", tmp_path / "prior", tmp_path / "run")
+    target, prior, forget = (make_checkpoint("mixtral", seed) for seed in range(3))
+    return make_job(target, prior, tmp_path / "run"), {"forget": forget}
 
 
 EXPERTS = ["mixtral", "qwen3_moe", "gpt_oss", "llama4", "granitemoe", "phimoe"]
@@ -180,28 +172,32 @@ def test_experts_are_set_in_the_tensor_that_memory_holds_them_in(
 
 
 def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
-    mixtral: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixtral: tuple[Run, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     read: list[Path] = []
     monkeypatch.setattr(loaded.logger, "warning", lambda text, *values: told.append(text % values))
     monkeypatch.setattr(loaded, "load_model", lambda folder, **how: read.append(folder) or load_model(folder, **how))
-    vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget.of(mixtral)
+    job, vectors = mixtral
+    target = LoadedTarget.of(job)
     for alpha in (0.5, 0.0, 1.0):
         ours = logits(target.merged(terms(vectors, (alpha, 0.0))))
-        assert torch.equal(ours, merged_logits(mixtral, vectors, (alpha, 0.0), tmp_path / "out"))
+        assert torch.equal(ours, merged_logits(job, vectors, (alpha, 0.0), tmp_path / "out"))
         assert not list((tmp_path / "run").rglob("*.safetensors"))
     assert len([folder for folder in read if folder.name != "candidate"]) == len(told) == 1
     assert "in another form than its file" in told[0]
 
 
-def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, tmp_path: Path) -> None:
+def test_processes_that_try_points_by_way_of_the_disk_take_turns(
+    mixtral: tuple[Run, dict[str, Path]], tmp_path: Path
+) -> None:
+    job, vectors = mixtral
     theirs = tmp_path / "run/candidate/model.safetensors"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("what another process is loading")
     with ThreadPoolExecutor(1) as thread:
         with FileLock(tmp_path / "run/.candidate.lock"):
-            ours = thread.submit(LoadedTarget.of(mixtral).merged, terms({"forget": tmp_path / "forget"}, (0.5, 0.0)))
+            ours = thread.submit(LoadedTarget.of(job).merged, terms(vectors, (0.5, 0.0)))
             with pytest.raises(Waited):
                 ours.result(timeout=1)
             assert theirs.is_file()

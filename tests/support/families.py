@@ -175,15 +175,17 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def _tiny_config(known: Any) -> Any:
+def small_config(known: Any, **changes: Any) -> Any:
     """A small config of the same class, and small ones of its parts."""
     kind = type(known)
     sizes = {name: value for name, value in SIZES.items() if _has(known, name)} | CHANGES.get(known.model_type, {})
     for name in kind.sub_configs:
         part = getattr(known, name, None)
         if hasattr(part, "model_type") and name not in sizes:
-            sizes[name] = _tiny_config(part)
-    return kind(**{name: value for name, value in sizes.items() if value is not None})
+            sizes[name] = small_config(part)
+    other_names = [name for name, own in kind.attribute_map.items() if own in changes]
+    small = {name: value for name, value in sizes.items() if value is not None and name not in other_names}
+    return kind(**(small | changes))
 
 
 def _has(config: Any, name: str) -> bool:
@@ -198,7 +200,7 @@ def tiny_family(kind: str) -> Any:
     import torch
     import transformers as tf
 
-    config = _tiny_config(tf.CONFIG_MAPPING[kind]())
+    config = small_config(tf.CONFIG_MAPPING[kind]())
     with torch.device("meta"):
         weights = sum(p.numel() for p in tf.AutoModelForCausalLM.from_config(config).parameters())
     assert weights < 4e7, f"{kind}: {weights} weights"

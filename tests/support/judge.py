@@ -58,7 +58,6 @@ class JudgeServer(Loopback):
         self.requests: list[tuple[str, str]] = []
         self.on_request: Callable[[str, str], None] = lambda method, path: None
         self.reply: Callable[[dict[str, Any]], str] = agreeing_letter
-        self.headers: dict[str, str] = {}
         self.pause = 0.0  # seconds before each reply of the rule
         self.busiest = 0
         self.under_way = 0
@@ -151,7 +150,7 @@ class _JudgeHandler(BaseHTTPRequestHandler):
         said: Any = step.body if step.body is not None else judge.completion(body, step.text)
         if step.status != 200 and step.body is None:
             said = {"error": {"message": f"this is fault {step.status}"}}
-        self._answer(step.status, said, {**judge.headers, **step.headers}, step.cut)
+        self._answer(step.status, said, step.headers, step.cut)
 
     def _answer(self, status: int, said: Any, headers: Mapping[str, str] | None = None, cut: int = 0) -> None:
         data = said if isinstance(said, bytes) else json.dumps(said).encode()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.weights.hub import tokenizer_files
+from tests.support.families import small_config
 from tests.support.vary import model_seed
 
 VOCABULARY = 300
@@ -21,7 +22,7 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     """
     import transformers as tf
 
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -36,39 +37,13 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     if kind == "gpt2":
         sizes = {"vocab_size": VOCABULARY, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
         return tf.GPT2Config(**(sizes | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2} | changes))
-    kinds = {"llama": tf.LlamaConfig, "qwen2": tf.Qwen2Config, "olmo2": tf.Olmo2Config, "mixtral": tf.MixtralConfig}
-    kinds |= {"qwen3_moe": tf.Qwen3MoeConfig, "gpt_oss": tf.GptOssConfig, "llama4": tf.Llama4TextConfig}
-    kinds |= {"granitemoe": tf.GraniteMoeConfig, "phimoe": tf.PhimoeConfig, "deepseek_v3": tf.DeepseekV3Config}
-    kinds |= {"qwen3_next": tf.Qwen3NextConfig, "glm4_moe": tf.Glm4MoeConfig, "olmoe": tf.OlmoeConfig}
-    kinds |= {"minimax": tf.MiniMaxConfig, "minimax_m2": tf.MiniMaxM2Config, "ernie4_5_moe": tf.Ernie4_5_MoeConfig}
-    kinds |= {"jamba": tf.JambaConfig}
-    local = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    routed = {"num_experts": 4, "num_experts_per_tok": 2}
-    groups = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
-              "first_k_dense_replace": 1, "moe_intermediate_size": 24}  # fmt: skip
-    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-              "linear_value_head_dim": 8}  # fmt: skip
-    latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
-    mixed = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
-    experts: dict[str, dict[str, Any]] = {
-        "mixtral": local,
-        "qwen3_moe": {**routed, "moe_intermediate_size": 24, "head_dim": 8},
-        "gpt_oss": {**local, "head_dim": 8},
-        "llama4": {**local, "head_dim": 8, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 1},
-        "granitemoe": local,
-        "phimoe": local,
-        "deepseek_v3": {**groups, **latent},
-        "glm4_moe": {**groups, "head_dim": 8},
-        "qwen3_next": {**routed, **linear, **mixed, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16},
-        "olmoe": routed,
-        "minimax": {**local, **mixed},
-        "minimax_m2": {**local, "head_dim": 8},
-        "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_layer_start_index": 0},
-        "jamba": {**routed, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1,
-                  "expert_layer_offset": 0, "mamba_d_state": 4, "mamba_dt_rank": 4},
-    }  # fmt: skip
-    tied = {"tie_word_embeddings": kind == "llama"}
-    return kinds[kind](**(common | tied | experts.get(kind, {}) | changes))
+    kinds = {"llama": tf.LlamaConfig, "qwen2": tf.Qwen2Config, "olmo2": tf.Olmo2Config}
+    common |= {"tie_word_embeddings": kind == "llama"}
+    if kind in kinds:
+        return kinds[kind](**(common | changes))
+    experts = {"llama4_text": {"intermediate_size_mlp": 48}, "deepseek_v3": {"first_k_dense_replace": 1}}
+    name = "llama4_text" if kind == "llama4" else kind
+    return small_config(tf.CONFIG_MAPPING[name](), **(common | experts.get(name, {}) | changes))
 
 
 def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:

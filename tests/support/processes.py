@@ -100,15 +100,9 @@ def run_code(
     exec(compile(code, "<script>", "exec"), {"__name__": "__main__"})
 
 
-def run_cli(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run msa-lite with arguments; limit: bytes that a file may have, so that a disk seems full."""
-
-    def lower() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "msa_lite", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run msa-lite with arguments in a new Python."""
+    return subprocess.run([sys.executable, "-m", "msa_lite", *arguments], capture_output=True, text=True, check=False)
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

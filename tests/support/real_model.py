@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ GOOD: dict[str, tuple[float, float]] = {
     "again-late": (0.8, 0.85),
 }
 PROBED = ("msa-lora", *GROUPS["distance"], *GROUPS["exposure"], *GROUPS["repeated"])
-SIGNS = ("text-after", "again-between", "again-late")
+SIGNS = ("text-after", "again-between", "again-late")  # experiments whose probe warns
+GRID = {(1.0, 0.0): (0.4, 0.7), (0.5, 0.5): (0.45, 0.85), (1.0, 0.5): (0.33, 0.84)}
 
 
 @dataclass
@@ -48,15 +49,10 @@ class Folder:
     seeds: tuple[int, ...] = (0, 1, 2)
     scores: dict[str, tuple[float, float]] = field(default_factory=lambda: dict(GOOD))
     """Mean scores on the forget and the retain set by experiment. Those not listed have not run."""
-    signs: Iterable[str] = SIGNS
-    """Experiments whose probe warns."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """Messages of the experiments that failed."""
     commits: Mapping[str, str] = field(default_factory=dict)
     """The commit of each experiment that ran with another than the plan's."""
-    grid: Mapping[tuple[float, float], tuple[float, float]] = field(
-        default_factory=lambda: {(1.0, 0.0): (0.4, 0.7), (0.5, 0.5): (0.45, 0.85), (1.0, 0.5): (0.33, 0.84)}
-    )
 
     def write(self) -> Path:
         """Write everything; return the folder."""
@@ -90,8 +86,7 @@ class Folder:
         for name in ("target", "ideal", "msa-lora"):
             metrics = {key: _metric(0.5) for key in ("model_utility", "truth_ratio_f", "forget_quality")}
             _write_json(folder / f"tofu/{name}/report.json", _report("tofu", metrics))
-        if self.grid:
-            self._write_sweep(folder / "hindsight/sweep")
+        self._write_sweep(folder / "hindsight/sweep")
 
     def _write_run(self, folder: Path, name: str, scores: tuple[float, float]) -> None:
         models = {"target": TARGET, "ideal": IDEAL, "unlearned": scores}
@@ -109,17 +104,17 @@ class Folder:
         _write_json(folder / "report.json", report)
         if name not in PROBED:
             return
-        interval = [0.8, 0.95] if name in self.signs else [0.45, 0.55]
+        interval = [0.8, 0.95] if name in SIGNS else [0.45, 0.55]
         settings = {"intervals": {"loss_auc": interval}, "rows": {"forget": 40, "holdout": 40}}
         auc = {"loss_auc": _metric(sum(interval) / 2)}
         _write_json(folder / "probe/cheap/prior/report.json", _report("probe", auc) | {"settings": settings})
 
     def _write_sweep(self, folder: Path) -> None:
-        entries = [{"alpha": alpha, "beta": beta, "score": 0.5, "met": True} for alpha, beta in self.grid]
+        entries = [{"alpha": alpha, "beta": beta, "score": 0.5, "met": True} for alpha, beta in GRID]
         choice = {**entries[-1], "rule": "extraction", "scores": entries, "doubts": []}
         _write_json(folder / "choice.json", choice)
         places = {"target": TARGET, "ideal": IDEAL}
-        places |= {f"alpha-{a:g}_beta-{b:g}": scores for (a, b), scores in self.grid.items()}
+        places |= {f"alpha-{a:g}_beta-{b:g}": scores for (a, b), scores in GRID.items()}
         for name, scores in places.items():
             metrics = {key: _metric(value) for key, value in _values(scores).items()}
             _write_json(folder / name / "report.json", _report("qa", metrics))

@@ -157,6 +157,8 @@ def test_copies_are_the_priors_or_the_targets_values_as_their_dtype_holds_them(
     else:
         with pytest.raises(MismatchError, match=r"embed\.base_layer\.weight: a full copy of neither the target's"):
             load_vector(folder, target, prior)
+        with pytest.raises(MismatchError, match=r"give --prior"):
+            load_vector(folder, target, None)
 
 
 def test_copies_are_not_compared_where_only_headers_are_there(tmp_path: Path, target: Checkpoint) -> None:

@@ -1,6 +1,6 @@
 """The page of the files of a run, of a training and of a manifest. Names stand here as the code defines them.
 
-`tests/e2e/test_files_page.py` compares both tables with the folder of a finished run.
+`tests/e2e/test_report.py` compares both tables with the folder of a finished run.
 """
 
 from __future__ import annotations
