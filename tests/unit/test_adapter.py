@@ -52,47 +52,6 @@ def test_ranks_and_scales_are_pefts(make_checkpoint: Make, make_adapter: Make, c
     assert {m: (f.a.shape[0], f.scale) for m, f in load_adapter(folder).modules.items()} == wanted
 
 
-UNTIED = {"tie_word_embeddings": False}
-NORMS = {f"model.layers.{layer}.{norm}_layernorm.weight" for layer in (0, 1) for norm in ("input", "post_attention")}
-BIASES = {f"model.layers.{layer}.self_attn.{part}_proj.bias" for layer in (0, 1) for part in "qkv"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "model", "config", "parts"),
-    [
-        ("llama", {}, {"modules_to_save": ["model.norm"]}, {"values": {"model.norm.weight"}}),
-        ("llama", {}, {"modules_to_save": ["layernorm"]}, {"values": NORMS}),
-        ("qwen2", {}, {"modules_to_save": ["lm_head"], "bias": "all"}, {"values": {"lm_head.weight", *BIASES}}),
-        ("qwen2", {}, {"bias": "lora_only"}, {"values": BIASES}),
-        ("qwen2", {}, {"target_modules": ["q_proj", "k_proj", "v_proj"], "lora_bias": True}, {"shifts": BIASES}),
-        (
-            "llama",
-            UNTIED,
-            {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
-            {"copies": {"model.embed_tokens.weight", "lm_head.weight"}},
-        ),
-        ("llama", {}, {"trainable_token_indices": [5, 2]}, {"tokens": {"model.embed_tokens.weight": (5, 2)}}),
-        (
-            "llama",
-            UNTIED,
-            {"trainable_token_indices": {"lm_head": [7], "embed_tokens": [5, 2]}},
-            {"tokens": {"model.embed_tokens.weight": (5, 2), "lm_head.weight": (7,)}},
-        ),
-    ],
-)
-def test_what_is_no_factor_is_read_as_what_it_is(
-    make_checkpoint: Make, make_adapter: Make, kind: str, model: Any, config: dict[str, Any], parts: dict[str, Any]
-) -> None:
-    adapter = load_adapter(make_adapter(kind, model=model, **config))
-    matched = match_names(adapter, load_checkpoint(make_checkpoint(kind, **model)).tensors)
-    assert set(matched.modules) == {f"{module}.weight" for module in adapter.modules}
-    for one in (adapter, matched):
-        for part in ("values", "shifts", "tokens", "copies"):
-            assert getattr(one, part).keys() == set(parts.get(part, ())), part
-    assert {scale for _, scale in matched.shifts.values()} == ({2.0} if "shifts" in parts else set())
-    assert {name: numbers for name, (_, numbers) in matched.tokens.items()} == parts.get("tokens", {})
-
-
 @pytest.mark.parametrize("names", [("embed_tokens", "model.embed_tokens"), ("model.embed_tokens", "embed_tokens")])
 def test_of_two_lists_of_tokens_for_one_module_the_first_counts(
     make_adapter: Make, tmp_path: Path, names: tuple[str, str]
@@ -108,16 +67,6 @@ def test_an_adapter_is_not_its_own_base(make_adapter: Make, tmp_path: Path, monk
     monkeypatch.chdir(folder)
     with pytest.raises(UsageError, match="which is not here"):
         base_name(folder)
-
-
-def test_dora_has_its_magnitudes_and_embeddings_are_transposed(make_adapter: Make) -> None:
-    dora = load_adapter(make_adapter("llama", use_dora=True)).modules
-    assert {low.magnitude.shape for low in dora.values() if low.magnitude} == {(32,), (16,), (48,)}
-    assert all(low.magnitude for low in dora.values())
-    low = load_adapter(make_adapter("llama", model=UNTIED, target_modules=["embed_tokens"])).modules[
-        "model.embed_tokens"
-    ]
-    assert (low.is_embedding, low.transposed, low.shape, low.rank) == (True, True, (300, 32), 4)
 
 
 FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")

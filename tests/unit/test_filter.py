@@ -257,17 +257,13 @@ def test_another_prior_makes_a_filtered_checkpoint_anew(
 
 
 def test_layers_that_cannot_be_measured_stay_as_they_were_fitted_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from transformers import Llama4ForCausalLM, Llama4TextConfig  # its experts take all positions, zeros among them
+    from transformers import AutoModelForCausalLM
 
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
-    config = Llama4TextConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=2)
-    for seed, name in enumerate(("target", "tuned")):
-        torch.manual_seed(seed)
-        Llama4ForCausalLM(config).save_pretrained(tmp_path / name)
-    target, tuned = (fetch(str(tmp_path / name)) for name in ("target", "tuned"))
-    model = Llama4ForCausalLM.from_pretrained(tmp_path / "target").eval()
+    # Its experts take all positions, zeros among them.
+    target, tuned = (fetch(str(make_checkpoint("llama4", seed=seed))) for seed in (0, 1))
+    model = AutoModelForCausalLM.from_pretrained(target.folder).eval()
     names = load_checkpoint(target.folder).tensors
     write_moments(tmp_path / "moments", {"target": target.identity()}, lambda: model, names, ROWS, pad=2)
     out = filter_vector(tuned, tmp_path / "moments", 1.0, target, target, tmp_path / "out")

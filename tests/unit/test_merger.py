@@ -101,17 +101,6 @@ def test_only_the_touched_byte_ranges_differ_from_the_target_and_no_other_file_d
     assert verify_folder(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("closed", ["forget", "retain"])
-def test_a_vector_of_strength_zero_is_never_opened(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, closed: str
-) -> None:
-    strengths = {"alpha": 1.0, "beta": 1.0} | {"alpha" if closed == "forget" else "beta": 0.0}
-    vectors = {"forget": str(make_adapter("llama")), "retain": str(make_adapter("llama", 2))} | {closed: "not/there"}
-    merge(str(make_checkpoint("llama")), tmp_path / "with", **vectors, **strengths)
-    merge(str(make_checkpoint("llama")), tmp_path / "without", **(vectors | {closed: None}), **strengths)
-    assert read_files(tmp_path / "with") == read_files(tmp_path / "without")
-
-
 def test_a_second_call_returns_the_finished_folder_and_other_inputs_need_replace(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:

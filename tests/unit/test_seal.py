@@ -195,6 +195,8 @@ def test_names_of_any_bytes_are_recorded_and_found_again(tmp_path: Path) -> None
     assert is_finished(tmp_path / "out", INPUTS)
     (tmp_path / "out" / os.fsdecode(raw)).write_text("c")
     assert verify_folder(tmp_path / "out") == ["b\\xff ä.txt: content changed"]
+    (tmp_path / "out" / os.fsdecode(raw)).write_text("cc")
+    assert verify_folder(tmp_path / "out") == ["b\\xff ä.txt: 2 bytes, recorded were 1"]
 
 
 def test_files_that_are_added_are_sealed_in(folder: Path) -> None:

@@ -245,8 +245,7 @@ def test_full_checkpoints_are_merged_on_the_common_rows(
         assert found[name][300:].tobytes() == before[name][300:].tobytes()
         assert any(name in note and "310 tokens" in note and "300" in note for note in merged.notes)
     assert bool(merged.notes) == bool(wider)
-    manifest = load_manifest(merged.folder)
-    assert manifest is not None
+    manifest = load_manifest(merged.folder) or {}
     assert manifest["change"]["notes"] == list(merged.notes)
     assert "mergekit cannot do this merge" in (merged.folder / MERGEKIT_FILE).read_text()
 
