@@ -116,6 +116,7 @@ def test_ranks_add_up_and_are_written_by_module(make_checkpoint: Make, make_adap
     assert ranks == {module: 7 if module in both else 4 for module in products(Path(given["forget"]))}
     assert (made.rank, config["r"], config["lora_alpha"], config["use_rslora"]) == (7, 7, 7, False)
     assert config["rank_pattern"] == config["alpha_pattern"]
+    assert {t.dtype.name for t in load_file(tmp_path / "out" / ADAPTER_FILE).values()} == {"float32"}
     assert set(config["rank_pattern"]) == {m.replace(".", r"\.") for m, rank in ranks.items() if rank == 4}
     assert set(config["target_modules"]) == set(ranks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from msa_lite.errors import MismatchError, StageError, UsageError
-from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.merger import merge_adapters
 from tests.support.merges import KINDS, Adapter, write_checkpoint
@@ -122,23 +120,6 @@ def test_a_bound_that_is_too_low_is_told_with_one_that_is_enough(
     with pytest.raises(UsageError, match="is too little"):
         merge_adapters(given["target"], tmp_path / "less", **vectors, max_memory=(enough - 1) * MB)
     shutil.rmtree(tmp_path)
-
-
-def test_the_file_is_hashed_as_it_is_written_and_loads_with_safetensors(small: dict[str, str], tmp_path: Path) -> None:
-    made = merge_adapters(small["target"], tmp_path / "out", forget=small["forget"], alpha=0.5)
-    path = made.folder / ADAPTER_FILE
-    content = path.read_bytes()
-    recorded = (load_manifest(made.folder) or {})["files"][ADAPTER_FILE]
-    assert recorded == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    assert verify_folder(made.folder) == []
-    loaded = load_file(path)
-    assert len(loaded) == 6
-    assert {(t.dtype.name, t.shape) for t in loaded.values()} == {("float32", (5, 24)), ("float32", (40, 5))}
-    given = load_file(Path(small["forget"]) / ADAPTER_FILE)
-    scale = np.float32(0.5 * 8 / 5)
-    for name, values in loaded.items():
-        expected = given[name] * (-scale if "lora_B" in name else 1)
-        assert np.allclose(values, expected, rtol=1e-6, atol=0), name
 
 
 @pytest.mark.parametrize("max_rank", [7, 30])

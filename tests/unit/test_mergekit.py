@@ -170,22 +170,20 @@ def test_requests_that_no_recipe_can_hold_are_refused(
 ON_TARGET = {"org/target+org/forget": -0.75, "org/target+org/retain": 0.5}
 ON_PRIOR = {"org/target": 1.0, "org/prior+org/forget": -0.75, "org/prior+org/retain": 0.5}
 FULL = {"org/target": 1.0, "org/forget": -0.75, "org/retain": 0.5}
-BOTH = merge_of(T, F, 0.75, R, 0.5, P)
+BOTH, WITHOUT_PRIOR = (merge_of(T, F, 0.75, R, 0.5, prior) for prior in (P, None))
+FORGET = merge_of(T, F, 1.0, None, 0.0, P)
 
 
 @pytest.mark.parametrize(
     ("recipe", "request_"),
     [
-        (recipe_of("org/target", ON_TARGET), merge_of(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/target", ON_TARGET), WITHOUT_PRIOR),
         (recipe_of("org/prior", ON_PRIOR), BOTH),
         (recipe_of("org/prior", FULL), BOTH),
         (recipe_of(None, FULL | {"org/prior": 0.25}, "linear"), BOTH),
         # the default strength, where target and prior both count once
-        (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), merge_of(T, F, 1.0, None, 0.0, P)),
-        (
-            recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"),
-            merge_of(T, F, 1.0, None, 0.0, P),
-        ),
+        (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), FORGET),
+        (recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"), FORGET),
         # lambda and normalize are folded into the weights
         (
             recipe_of("org/target", ON_TARGET, parameters={"normalize": False, "lambda": 2}),
@@ -198,16 +196,8 @@ BOTH = merge_of(T, F, 0.75, R, 0.5, P)
         # YAML 1.1 reads 1e-5 as a string
         (recipe_of("org/target", {"org/target+org/forget": "-1e-5"}), merge_of(T, F, 1e-5, None, 0.0, None)),
         # what changes nothing
-        (
-            recipe_of(
-                "org/target",
-                ON_TARGET,
-                parameters={"int8_mask": False},
-                msa={"x": [1]},
-            ),
-            merge_of(T, F, 0.75, R, 0.5, None),
-        ),
-        (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), merge_of(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/target", ON_TARGET, parameters={"int8_mask": False}, msa={"x": [1]}), WITHOUT_PRIOR),
+        (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), WITHOUT_PRIOR),
         (
             recipe_of("org/prior", {"org/forget": -1, "org/target": 1}, tokenizer_source="org/prior"),
             merge_of(P, F, 1.0, None, 0.0, T),
@@ -225,7 +215,7 @@ def test_recipes_of_every_form_are_read(tmp_path: Path, recipe: dict[str, Any], 
 def test_a_base_listed_without_a_weight_is_no_target(tmp_path: Path) -> None:
     recipe = recipe_of("org/prior", {"org/target": 1.0, "org/forget": -1.0})
     recipe["models"].insert(0, {"model": "org/prior"})
-    assert read(tmp_path, recipe) == merge_of(T, F, 1.0, None, 0.0, P)
+    assert read(tmp_path, recipe) == FORGET
 
 
 def test_revisions_are_read_in_both_notations(tmp_path: Path) -> None:

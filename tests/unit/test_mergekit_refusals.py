@@ -52,31 +52,21 @@ def test_what_only_mergekit_can_do_is_refused_by_its_key(
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("keys", "says"),
     [
-        ({"model": "org/target+x"}, "models.1.parameters.weight: missing"),
-        (
-            {"model": "org/target+x", "parameters": {"weight": [{"filter": "mlp", "value": 1}]}},
-            "weight: must be a valid number",
-        ),
-        (
-            {"model": "org/target+x", "parameters": {"weight": float("inf")}},
-            "models.1.parameters.weight: must be a finite number",
-        ),
-        ({"model": "org/target+x", "parameters": {"weight": 1, "density": 0.5}}, "models.1.parameters.density: "),
-        (
-            {"model": "org/target+x", "parameters": {"weigth": 1}},
-            "models.1.parameters.weigth: not handled (did you mean",
-        ),
-        ({"model": "org/target+x", "parameters": {"weight": 1}, "layers": 3}, "models.1.layers: not handled"),
-        ({"model": "org/target+org/forget", "parameters": {"weight": 1}}, "models.1.model: .* is listed twice"),
+        ({}, r"parameters\.weight: missing"),
+        ({"parameters": {"weight": [{"filter": "mlp", "value": 1}]}}, ".*weight: must be a valid number"),
+        ({"parameters": {"weight": float("inf")}}, r"parameters\.weight: must be a finite number"),
+        ({"parameters": {"weight": 1, "density": 0.5}}, r"parameters\.density: "),
+        ({"parameters": {"weigth": 1}}, r"parameters\.weigth: not handled \(did you mean"),
+        ({"parameters": {"weight": 1}, "layers": 3}, "layers: not handled"),
+        ({"parameters": {"weight": 1}, "model": "org/target+org/forget"}, "model: .* is listed twice"),
     ],
 )
-def test_entries_are_refused_by_their_place(tmp_path: Path, entry: dict[str, Any], says: str) -> None:
+def test_entries_are_refused_by_their_place(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
     recipe = recipe_of("org/target", {"org/target+org/forget": -1.0})
-    recipe["models"].append(entry)
-    pattern = says if ".*" in says else says.replace(".", r"\.").replace("(", r"\(")
-    with pytest.raises(UsageError, match=pattern):
+    recipe["models"].append({"model": "org/target+x"} | keys)
+    with pytest.raises(UsageError, match=rf"models\.1\.{says}"):
         read(tmp_path, recipe)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from msa_lite.pipeline.stages import stage as planning_check
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.fit.loop import Loop, VectorFit, _make_callback
 from msa_lite.train.memory.model import load_trainable
-from tests.support.fits import ROWS, SETTINGS, Killed, compute_in_bf16, fit, kill_at, weights
+from tests.support.fits import ROWS, SETTINGS, Killed, compute_in_bf16, fit, kill_at, read_log, weights
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -158,7 +157,7 @@ def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same
         whole = fit(prior, tmp_path / "whole", settings)
     assert made
     assert all(made)  # matrices of 4096 numbers and more have states of a byte
-    losses = [json.loads(line)["loss"] for line in (whole / "train_log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in read_log(whole)]
     assert losses[-1] < losses[0]
     with pytest.raises(Killed):
         fit(prior, tmp_path / "cut", settings, progress=kill_at(3))
@@ -185,7 +184,7 @@ def test_a_skipped_step_in_fp16_is_no_broken_loss(tmp_path: Path, monkeypatch: p
 
     infinite = float("inf")
     log_of(watch_of("fp16"), [(2.0, infinite), (2.0, infinite), (1.9, 0.5)])
-    lines = [json.loads(line) for line in (tmp_path / "train_log.jsonl").read_text().splitlines()]
+    lines = read_log(tmp_path)
     assert [line.get("grad_norm") for line in lines] == [None, None, 0.5]
     with pytest.raises(NotFiniteError):  # in bf16 there is no scale that could be too large
         log_of(watch_of("bf16"), [(2.0, infinite)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from msa_lite.io.weights.matching import find_names
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.prepare.models import same_weights
-from tests.support.merges import make_adapter as write_adapter
-from tests.support.merges import read_checkpoint
-from tests.support.models import tiny_model
+from tests.support.merges import make_adapter, read_checkpoint
 
 Arrays = dict[str, np.ndarray]
 E, H, Q = "model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"
@@ -73,7 +70,7 @@ def change(tensors: Arrays, name: str) -> np.ndarray:
 )
 def test_what_changes_both_uses_alike_is_one_change(tmp_path: Path, parts: Arrays, changed: Any) -> None:
     prior, target = make_model(tmp_path / "prior"), make_model(tmp_path / "target", 1.0)
-    adapter = write_adapter(tmp_path / "a", FACTORS | parts, ensure_weight_tying=True)
+    adapter = make_adapter(tmp_path / "a", FACTORS | parts, ensure_weight_tying=True)
     merge(target, tmp_path / "out", forget=adapter, prior=prior, exact=True)
     out = read_checkpoint(tmp_path / "out")
     assert out.keys() == WEIGHTS.keys()
@@ -100,7 +97,7 @@ def test_what_changes_them_apart_is_refused_and_merged_into_two_matrices(
     tmp_path: Path, parts: Arrays, shards: bool
 ) -> None:
     prior, target = make_model(tmp_path / "prior"), make_model(tmp_path / "target", 1.0, shards)
-    adapter = write_adapter(tmp_path / "a", FACTORS | parts)
+    adapter = make_adapter(tmp_path / "a", FACTORS | parts)
     with pytest.raises(MismatchError, match="the target ties embedding and head") as caught:
         merge(target, tmp_path / "out", forget=adapter, prior=prior)
     assert "untie=True" in str(caught.value)
@@ -118,22 +115,28 @@ def test_what_changes_them_apart_is_refused_and_merged_into_two_matrices(
         assert index["metadata"]["total_size"] == sum(array.nbytes for array in out.values())
 
 
-def test_an_untied_output_in_another_dtype_loads_in_transformers_as_peft_merges_it(
-    make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_untied_output_in_another_dtype_loads_in_transformers_as_peft_merges_it(tmp_path: Path) -> None:
     import torch
-    from peft import PeftModel
-    from transformers import LlamaForCausalLM
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    target, untied = make_checkpoint("llama", dtype="bfloat16"), {"tie_word_embeddings": False}
-    adapter = make_adapter("llama", model=untied, target_modules=["q_proj", "lm_head"])
-    tied = LlamaForCausalLM.from_pretrained(target, dtype=torch.float64)
-    model = tiny_model("llama", **untied).double()  # the oracle: PEFT on a model that was untied by hand
+    config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    config.tie_word_embeddings = True
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    config.tie_word_embeddings = False
+    tied = LlamaForCausalLM.from_pretrained(tmp_path / "target", tie_word_embeddings=True, dtype=torch.float64)
+    model = LlamaForCausalLM(config).double()  # the oracle: PEFT on a model that was untied by hand
     model.load_state_dict(tied.state_dict())
+    peft = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "lm_head"]))
+    with torch.no_grad():
+        for name, factor in peft.named_parameters():
+            if "lora_" in name:
+                factor.copy_(torch.randn_like(factor))
+    peft.save_pretrained(tmp_path / "a")
     before = {name: value.clone() for name, value in tied.state_dict().items()}
-    peft = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    wanted = {name: 2 * before[name] - value for name, value in peft.state_dict().items()}
-    merge(target, tmp_path / "out", forget=adapter, untie=True, dtype="float32")
+    wanted = {name: 2 * before[name] - value for name, value in peft.merge_and_unload().state_dict().items()}
+    merge(tmp_path / "target", tmp_path / "out", forget=tmp_path / "a", untie=True, dtype="float32")
     merged = LlamaForCausalLM.from_pretrained(tmp_path / "out").double().state_dict()
     assert merged.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -153,7 +156,7 @@ def test_full_vectors_change_each_matrix_of_an_untied_output(tmp_path: Path) -> 
 
 def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
     target = make_model(tmp_path / "target")
-    merge_adapters(target, tmp_path / "out", forget=write_adapter(tmp_path / "a", FACTORS | ON_HEAD))
+    merge_adapters(target, tmp_path / "out", forget=make_adapter(tmp_path / "a", FACTORS | ON_HEAD))
     factors = load_file(tmp_path / "out" / ADAPTER_FILE)
     product = factors["base_model.model.lm_head.lora_B.weight"] @ factors["base_model.model.lm_head.lora_A.weight"]
     assert np.allclose(product, -2 * B @ A, atol=1e-5)
@@ -161,7 +164,7 @@ def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
 
 
 def test_untie_is_refused_where_there_is_nothing_to_untie(tmp_path: Path) -> None:
-    target, adapter = make_model(tmp_path / "target"), write_adapter(tmp_path / "a", FACTORS)
+    target, adapter = make_model(tmp_path / "target"), make_adapter(tmp_path / "a", FACTORS)
     save_file(WEIGHTS | {f"{H}.weight": NEW}, target / "model.safetensors")
     with pytest.raises(MismatchError, match=r"ties embedding and head, but lm_head\.weight differs from model\.embed"):
         merge(target, tmp_path / "out", forget=adapter, untie=True)
@@ -175,10 +178,10 @@ def test_an_embedding_among_several_that_are_not_known_is_left_alone(tmp_path: P
     target = make_model(tmp_path / "target")
     save_file({"a_emb.weight": NEW, "b_emb.weight": NEW, **WEIGHTS}, target / "model.safetensors")
     merge(
-        target, tmp_path / "out", forget=write_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING)
+        target, tmp_path / "out", forget=make_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING)
     )  # embed_tokens is known
     save_file({"a_emb.weight": NEW, "b_emb.weight": NEW}, target / "model.safetensors")
-    adapter = write_adapter(tmp_path / "b", {n.replace(E, "a_emb"): factor for n, factor in ON_EMBEDDING.items()})
+    adapter = make_adapter(tmp_path / "b", {n.replace(E, "a_emb"): factor for n, factor in ON_EMBEDDING.items()})
     with pytest.raises(MismatchError, match=r"a_emb\.weight: the target ties embedding and head"):
         merge(target, tmp_path / "no", forget=adapter)
 
@@ -186,7 +189,7 @@ def test_an_embedding_among_several_that_are_not_known_is_left_alone(tmp_path: P
 def test_a_copy_of_the_head_that_a_tied_target_stores_changes_along(tmp_path: Path) -> None:
     target = make_model(tmp_path / "target")
     save_file(WEIGHTS | {f"{H}.weight": WEIGHTS[f"{E}.weight"]}, target / "model.safetensors")
-    merge(target, tmp_path / "out", forget=write_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING), exact=True)
+    merge(target, tmp_path / "out", forget=make_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING), exact=True)
     out = read_checkpoint(tmp_path / "out")
     assert np.array_equal(out[f"{E}.weight"], out[f"{H}.weight"])
     assert np.allclose(out[f"{H}.weight"], WEIGHTS[f"{E}.weight"] - 2 * B @ A, atol=1e-13)

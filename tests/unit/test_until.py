@@ -19,7 +19,7 @@ from msa_lite.train import FitSettings, Until
 from msa_lite.train.fit import loop
 from msa_lite.train.fit.until import SAMPLE, Attempt, Course, measure_loss, next_rate, sample_examples, why_stop
 from msa_lite.train.settings import auto_batch, auto_rate, most_epochs
-from tests.support.fits import PAD, ROWS, Killed, fit, kill_at, ragged_rows, steps_of
+from tests.support.fits import PAD, ROWS, Killed, fit, kill_at, ragged_rows, read_log, steps_of
 
 TARGET = Source("target", Path("target"), "sha256:1")
 
@@ -207,7 +207,7 @@ def test_a_fit_ends_when_the_prior_knows_the_rows_as_well_as_the_target(
 
 def test_the_rate_stays_after_a_warm_up_in_steps(prior: Path, target: Path, tmp_path: Path) -> None:
     folder = fit(prior, tmp_path / "v", replace(SETTINGS, epochs=3), until=until(target))
-    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    log = read_log(folder)
     rates = [line["learning_rate"] / SETTINGS.learning_rate for line in log]
     assert rates == pytest.approx([0, 0.5, 1, 1, 1, 1])
     recorded = (load_manifest(folder) or {})["inputs"]["settings"]
@@ -244,7 +244,7 @@ def test_a_fit_that_learns_too_little_is_made_again_at_a_higher_rate(
     assert said["loss"]["tuned"] < said["loss"]["prior"] - 0.5 * (said["loss"]["prior"] - said["loss"]["target"])
     assert list(dict.fromkeys(labels))[:2] == ["vector", "vector, try 2"]
     assert "vector: at a learning rate of 0.001 the loss hardly fell; trying 0.003" in caplog.text
-    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    log = read_log(folder)
     assert log[-1]["learning_rate"] == pytest.approx(said["learning_rate"])
     assert len(log) == said["steps"]
     assert list(folder.glob("try-*")) == []

@@ -289,17 +289,6 @@ def test_cosines_are_those_of_the_whole_matrices(tmp_path: Path) -> None:
     assert dense["12"] == pytest.approx(oracle(deltas_of(one), full), rel=1e-3)
 
 
-def test_equal_vectors_have_one_opposite_ones_minus_one_and_orthogonal_ones_zero(tmp_path: Path) -> None:
-    one = random_factors(1, 3)
-    half = {name: (0.5 * a, b) for name, (a, b) in one.items()}
-    turned = {name: (-a, b) for name, (a, b) in one.items()}
-    upper = {name: (a, np.where(np.arange(ROWS)[:, None] < ROWS // 2, b, 0)) for name, (a, b) in one.items()}
-    lower = {name: (a, np.where(np.arange(ROWS)[:, None] < ROWS // 2, 0, b)) for name, (a, b) in one.items()}
-    pairs = cosines(plan_of(tmp_path, one, half, turned, upper, lower))
-    assert [pairs[names] for names in ("12", "13", "45")] == pytest.approx([1, -1, 0], abs=1e-6, rel=1e-6)
-    assert len(pairs) == 10
-
-
 def test_vectors_that_are_named_are_compared_with_all_others_and_the_most_alike_are_kept(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, *(random_factors(seed, 2, MODULES[:1]) for seed in range(8)))
     whole = measure_interference(plan)

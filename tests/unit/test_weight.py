@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 33_180,
     "modules": 273,
-    "lines of the tests": 40_563,
+    "lines of the tests": 40_364,
     "words of the docs": 49_499,
     "commands": 24,
     "options": 108,
