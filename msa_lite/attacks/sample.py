@@ -155,11 +155,11 @@ class Sample(Attack):
         """Add the judge's verdicts to the scores of answers: 1 if an answer means what the true one says, else 0."""
         judge = open_judge(self.judge)
         assert judge is not None
+        wording = wording_of(self.judge)
         pairs = [(place, text) for place, by_text in enumerate(scores) for text in by_text]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
         asks = [
-            right_answer_ask(questions[at].question, [questions[at].reference], text, wording_of(self.judge))
-            for at, text in close
+            right_answer_ask(questions[at].question, [questions[at].reference], text, wording) for at, text in close
         ]
         letters = {pair: ruling.reply for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
         for place, text in pairs:

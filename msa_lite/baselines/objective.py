@@ -143,7 +143,7 @@ class BaselineObjective:
         """Get the reference ready."""
         self._model, self._division = model, division
         self._halves = None if self.method.takes == "activations" else split_model(model)
-        if self.method.reference == "log_probs":
+        if self.method.reference == "log_probs" and not self._reference_scores:  # the trial step may have made them
             sets = {"forget": self.forget, "alternatives": self.alternatives}
             self._reference_scores = reference_log_probs(model, sets, self.pad, division)
         needs_copy = self.full and self.method.runs_reference(self.parameters)

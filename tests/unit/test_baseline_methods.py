@@ -368,3 +368,13 @@ def test_values_are_made_of_fewer_rows_at_a_time_when_memory_runs_out(
     found = reference_log_probs(tiny("llama"), SETS, PAD)
     for name, values in wanted.items():
         assert found[name] == pytest.approx(values, rel=1e-4)
+
+
+def test_a_trial_step_and_the_fit_after_it_score_the_reference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    score, calls = objective.reference_log_probs, list[Any]()
+    monkeypatch.setattr(objective, "reference_log_probs", lambda *given: (calls.append(given), score(*given))[1])
+    made, model = objective_of(point("npo"), "npo", False), to_train(False)
+    for _ in range(2):
+        made.prepare(model)
+        made.release()
+    assert len(calls) == 1

@@ -307,6 +307,7 @@ def many(count: int, form: str = '"{}":{{"dtype":"U8","shape":[0],"data_offsets"
             "'a'",
         ),
         (many(1).replace(b"[0]", f"[{','.join('0' * 65)}]".encode()), "65 dimensions"),
+        (b'{"a":["U8",[0],[0,0]]}', "by a list"),
         (many(1).replace(b'"0"', b'"' + b"x" * 1001 + b'"'), "1001 characters"),
         (many(1).replace(b"[0]", b"[0,9223372036854775808]"), "or too large ones: (0, 9223"),
         (many(21), "no more than 20 are read"),

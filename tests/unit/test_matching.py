@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.weights.adapter import _KEYS, _PREFIX, load_adapter, unwrapped
@@ -22,6 +24,7 @@ from msa_lite.io.weights.hub import fetch, find_branch
 from msa_lite.io.weights.matching import find_name, match_names
 from msa_lite.io.weights.patterns import Patterns
 from msa_lite.io.weights.vocabulary import has_token_role
+from msa_lite.merger import merge
 from msa_lite.merger.checks.memory import parse_size
 from tests.support.merges import edit_adapter
 
@@ -363,3 +366,18 @@ def test_long_texts_are_read_in_a_time_that_grows_with_them(reader: str) -> None
 def test_sizes_that_no_machine_has_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_matrix_whose_header_has_its_sides_exchanged_is_no_other_way_of_storing(
+    every: bool, make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = shutil.copytree(make_checkpoint("qwen2"), tmp_path / "target")  # its biases tell the usual way
+    tensors = load_file(target / "model.safetensors")
+    for layer in range(2 if every else 1):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        tensors[name] = tensors[name].reshape(tensors[name].shape[::-1])
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MismatchError, match=r"layers\.0\.mlp\.up_proj\.weight: .* header may be damaged"):
+        merge(str(target), tmp_path / "out", forget=str(make_adapter("qwen2")))
+    assert not (tmp_path / "out").exists()

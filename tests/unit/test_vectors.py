@@ -325,7 +325,7 @@ def test_vectors_that_are_much_alike_are_warned_of(
     assert ": cosine " in lines[1]
     assert len(warned) == is_warned
     for text in warned:
-        assert f"are much alike (cosine {'-' * (sign < 0)}0." in text
+        assert f"are much alike, or opposed (cosine {'-' * (sign < 0)}0." in text
         assert f"vector-{len(vectors) - 1}" in text
 
 

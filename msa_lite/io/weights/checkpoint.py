@@ -116,10 +116,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _read_entry(name: str, item: dict[str, Any], path: Path, data: int) -> TensorEntry:
+def _read_entry(name: str, item: Any, path: Path, data: int) -> TensorEntry:
     """Read an item of a header. data: offset of the tensors' bytes. Raise ValueError if no known model is so large."""
     if len(name) > _MAX_NAME:
         raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
+    if not isinstance(item, dict):
+        raise ValueError(f"tensor '{name}' is described by a list")
     shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
     if len(shape) > _MAX_DIMENSIONS or math.prod(max(1, side) for side in shape) > _LARGEST:
         raise ValueError(f"tensor '{name}' has {len(shape)} dimensions, or too large ones: {str(shape)[:80]}")

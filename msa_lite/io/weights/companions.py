@@ -94,7 +94,8 @@ def copy_into(out: Path, folder: Path, path: Path) -> None:
 def left_behind(checkpoint: Checkpoint) -> list[str]:
     """Return what lies in a checkpoint's folder and is not copied with it: files, and folders with a slash behind.
 
-    The card is none, nor are hidden files and weights that `unnamed_shards` tells.
+    The card is none, nor are hidden files, weights that `unnamed_shards` tells, and what lies beside chat templates in
+    their folder.
     """
     folder = checkpoint.folder
     copied = {name_in(folder, path).partition("/")[0] for path in copied_files(folder)}

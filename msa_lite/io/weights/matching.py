@@ -249,6 +249,7 @@ def _orient(
             orientations.add(modules[name].transposed)
     if len(decided := _biased_orientations(target)) != 1:
         decided = orientations
+    faults += _exchanged(modules, target, decided if len(decided) == 1 else set())
     if len(decided) > 1:
         ambiguous = "square, among both (in, out) and (out, in) weights: ambiguous"
         faults += [f"{modules[name].module}: {ambiguous}" for name in square]
@@ -258,6 +259,28 @@ def _orient(
         if low.magnitude is not None and low.transposed:
             faults.append(f"{low.module}: DoRA on a weight stored as (in, out), which would need whole columns at once")
     return faults
+
+
+def _exchanged(modules: Mapping[str, LowRank], target: Mapping[str, TensorEntry], decided: set[bool]) -> Iterator[str]:
+    """Yield the faults of weights in layers that lie otherwise than those of the same name in the other layers.
+
+    A header whose two sides are exchanged looks so, and transformers would not load it. decided: the one way in which
+    the weights of this model lie, where their biases tell it.
+    """
+    ways: dict[str, dict[bool, list[str]]] = {}
+    for name, low in modules.items():
+        shape = target[name].shape
+        if not low.is_embedding and _NUMBER.search(name) and len(shape) == 2 and shape[0] != shape[1]:
+            ways.setdefault(_NUMBER.sub(".#.", name), {}).setdefault(low.transposed, []).append(name)
+    for by_way in ways.values():
+        usual = decided or {max(by_way, key=lambda way: (len(by_way[way]), not way))}
+        for way in by_way.keys() - usual:
+            for name in by_way[way]:
+                shape = target[name].shape
+                yield (
+                    f"{name}: {shape}, where the model's other weights make it {shape[::-1]}; its header may be "
+                    "damaged, so download it again"
+                )
 
 
 def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:

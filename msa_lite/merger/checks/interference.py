@@ -55,8 +55,8 @@ def tell_interference(checked: CheckedMerge, folders: Collection[Path] | None = 
         # Retain vectors often share rows, which is no fault.
         if abs(value or 0.0) >= HIGH_COSINE and not (one.startswith("retain") and other.startswith("retain")):
             logger.warning(
-                "%s (%s) and %s (%s) are much alike (cosine %.2f); strengths that were chosen without the other may no "
-                "longer fit: choose alpha and beta anew, on all together",
+                "%s (%s) and %s (%s) are much alike, or opposed (cosine %.2f); strengths that were chosen without the "
+                "other may no longer fit: choose alpha and beta anew, on all together",
                 one, places[one], other, places[other], value,
             )  # fmt: skip
     return [{"one": one, "other": other, "cosine": value} for (one, other), value in [*cosines.items()][:_KEPT]]

@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import shutil
+import sys
 import time
 from collections.abc import Container, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +47,8 @@ def make_trainer(
     rows: the number of the objective's examples. micro: see `Objective.step`. folder: for what the Trainer saves.
     options: its arguments that concern saves.
     """
-    from transformers import PrinterCallback, Trainer, TrainingArguments
+    with redirect_stdout(sys.stderr):  # what trackers that it finds say as they are loaded
+        from transformers import PrinterCallback, Trainer, TrainingArguments
 
     class ObjectiveTrainer(Trainer):
         def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
@@ -196,7 +199,8 @@ class Loop:
             step, epoch = state["global_step"], round(state["epoch"])
         cut_log(self.partial / LOG, step)
         self.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
-        with fit.tracking.lines(fit.label) as report, without_bars():  # the Trainer's saves have bars of their own
+        # The Trainer's saves have bars of their own.
+        with fit.tracking.lines(fit.label, begun=True) as report, without_bars():
             trainer = self.make_trainer(model, report)  # which puts the model on its device
             try:
                 if self.open_fit is not None:

@@ -37,18 +37,26 @@ class Tracking:
     """The run's name. A tracker's run is called by it and its own label."""
 
     @contextmanager
-    def lines(self, label: str) -> Iterator[Reporter]:
-        """Yield a function that reports a line of values. The trackers' runs begin with the first line."""
+    def lines(self, label: str, begun: bool = False) -> Iterator[Reporter]:
+        """Yield a function that reports a line of values.
+
+        begun: begin the trackers' runs at once, so that one that cannot begin costs no step; else with the first line.
+        """
         with ExitStack() as stack:
             reporters: list[Reporter] = []
 
-            def report(line: Line, number: int) -> None:
+            def begin() -> None:
                 if self.trackers and not reporters:
                     stack.enter_context(redirect_stdout(sys.stderr))  # standard output is for results
                     reporters.extend(self._open(stack, tracker, label) for tracker in self.trackers)
+
+            def report(line: Line, number: int) -> None:
+                begin()
                 for reporter in reporters:
                     reporter(line, number)
 
+            if begun:
+                begin()
             yield report
 
     def _open(self, stack: ExitStack, tracker: str, label: str) -> Reporter:
