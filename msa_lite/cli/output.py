@@ -138,7 +138,7 @@ def print_dry_run(result: DryRun, as_json: bool) -> None:
         return
     rows = []
     for stage in result.stages:
-        place = str(stage.folder.relative_to(result.folder)) if stage.folder else ""
+        place = os.path.relpath(stage.folder, result.folder) if stage.folder else ""
         words = [stage.name, stage.state, place, "; ".join(stage.reasons)]
         rows.append([Cell(text, stage.state != "done" and text == stage.state) for text in words])
     headings = ["stage", "state", "folder", "reason"]

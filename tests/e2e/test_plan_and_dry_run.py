@@ -111,6 +111,8 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
 
 def test_the_command_prints_stages_and_outputs(grid: dict[str, Any], tmp_path: str, call_cli: CallCli) -> None:
     file = write_recipe(grid, tmp_path)
+    code, out, err = call_cli("baseline", "npo", "quickstart", f"output={tmp_path}/none", "--dry-run")
+    assert (code, "../../history/target" in out) == (0, True), err  # beside the baseline's own folder
     status, out, err = call_cli(file, "--dry-run")
     assert status == 0, err
     for text in ("forget vector", "to do", "writes:  ", "vectors/forget"):

@@ -90,7 +90,7 @@ class Walls:
         except OSError:  # the working folder is gone
             return
         if not self.allow(used, writes):
-            with self.notes.open("a", encoding="utf-8") as file:
+            with self.notes.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{'writes' if writes else 'reads'} {used}\n")
 
 

@@ -20,6 +20,7 @@ from msa_lite.merger import hash_vector, merge, merge_adapters, mergekit_recipe,
 from msa_lite.merger.checks.checked import Precision, msa_terms
 from msa_lite.merger.formula import Term, named_strengths, number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
+from msa_lite.pipeline.prepare.earlier import is_merged_at
 from tests.support.merges import KINDS, Adapter, Arrays, edit_adapter, gap, read_checkpoint, write_checkpoint
 
 SHAPES = {
@@ -208,6 +209,27 @@ def test_the_manifest_names_each_vector_with_its_strength(ledger: Any, tmp_path:
     pairs = {(pair["one"], pair["other"]) for pair in manifest["interference"]}
     assert len(pairs) == 10
     assert set(manifest["fidelity"]["total"]) >= {"rounding_loss", "vector_cosine"}
+
+
+def test_a_run_among_others_knows_whether_its_vector_is_in_the_model_at_its_strength(
+    ledger: Any, tmp_path: Path
+) -> None:
+    first, second = (request.forget.folder for request in ledger[1][:2])
+    known = [{"revision": fetch(str(folder)).revision} for folder in (first, second)]
+    numbered = {"strengths": {"forget 1": 1.0, "forget 2": 0.8, "retain 1": 1.5}}
+    several = {**numbered, "forget 1": known[1], "forget 2": known[0], "retain 1": {"revision": "of both requests"}}
+    alone = {"alpha": 0.8, "beta": 0.5, "forget": known[0], "retain": {"revision": "its own"}}
+    assert is_merged_at(several, {"forget": -0.8, "retain": 0.5}, first)
+    assert is_merged_at(several, {"forget": -1.0}, second)
+    assert is_merged_at(alone, {"forget": -0.8, "retain": 0.5}, first)
+    for inputs, weights, folder in (
+        (several, {"forget": -1.0}, first),
+        (several, {"forget": -0.8}, tmp_path),  # another vector
+        (alone, {"forget": -0.8, "retain": 0.4}, first),
+        (alone, {"forget": -0.8, "retain": 0.5}, second),
+        (alone, {"forget": -0.8, "retain": 0.5}, tmp_path / "gone"),
+    ):
+        assert not is_merged_at(inputs, weights, folder)
 
 
 def test_one_request_has_the_inputs_of_always_and_is_still_finished(ledger: Any, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_180,
+    "lines of the package": 33_213,
     "modules": 273,
-    "lines of the tests": 40_364,
-    "words of the docs": 49_499,
+    "lines of the tests": 40_411,
+    "words of the docs": 49_496,
     "commands": 24,
     "options": 108,
     "keys of a recipe": 85,

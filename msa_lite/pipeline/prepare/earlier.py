@@ -157,17 +157,30 @@ def _open(folder: Path, by: str) -> EarlierRun:
     run = EarlierRun(folder, recipe, strengths, revisions)
     _check_vectors(run, by)
     _check_record(run, by)
-    if result is not None and "forget" in run.vectors:
-        is_fitted_anew = run.revisions.get("forget") != fetch(str(run.vectors["forget"])).revision
-        if is_fitted_anew or not is_merged_at(result["inputs"], recipe.weights(strengths)):
-            raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
+    forget, weights = run.vectors.get("forget"), recipe.weights(strengths)
+    if result is not None and forget and not is_merged_at(result["inputs"], weights, forget):
+        raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
 
 
-def is_merged_at(inputs: Mapping[str, Any], weights: Mapping[str, float]) -> bool:
-    """Check whether a model was merged at these weights of a run's own vectors, by the inputs in its manifest."""
+def is_merged_at(inputs: Mapping[str, Any], weights: Mapping[str, float], forget: Path) -> bool:
+    """Check whether a model was merged of a run's own vectors at these weights, by the inputs in its manifest.
+
+    forget: the run's forget vector, which the manifest knows by its revision. With earlier requests the names have
+    numbers ("forget 2"), and a retain vector may stand for several, with the sum of their β: it is not compared then.
+    """
     recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
-    return all((recorded.get(name) or 0.0) == abs(weight) for name, weight in weights.items())
+    revision = fetch(str(forget)).revision if forget.is_dir() else "gone"
+    own = next((name for name in recorded if name.startswith("forget") and _revision(inputs, name) == revision), None)
+    if own is None:
+        return not weights.get("forget") and not recorded.get("forget")
+    names = {"forget": own} if own != "forget" else {name: name for name in weights}
+    return all((recorded.get(names[name]) or 0.0) == abs(weights[name]) for name in names.keys() & weights.keys())
+
+
+def _revision(inputs: Mapping[str, Any], name: str) -> str | None:
+    value = inputs.get(name)
+    return value.get("revision") if isinstance(value, dict) else None
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:

@@ -261,16 +261,17 @@ def _open_merged_points(run: RunFolder, target: Source | None) -> MergedPoints:
     chosen = strengths_of(recipe, folder)
     if chosen is None:
         raise UsageError(f"the run has not chosen its strengths yet; `msa-lite {folder / RECIPE_FILE}` goes on")
-    if not is_merged_at((load_manifest(run.result) or {"inputs": {}})["inputs"], recipe.weights(chosen)):
-        raise UsageError(
-            f"the run stopped after its strengths changed to {chosen}, and its model has former ones; "
-            f"`msa-lite {folder / RECIPE_FILE}` goes on"
-        )
     there = [0.0, *(strength for strength in recipe.filters if strength)]
     filters = tuple(s for s in there if _is_there(Strengths(0.0, filter=s).vector_folder(folder, "forget")))
     if not filters:
         raise UsageError(
             f"its vectors {'were purged' if (folder / PURGED_FILE).exists() else 'are not there any more'}"
+        )
+    inputs = (load_manifest(run.result) or {"inputs": {}})["inputs"]
+    if not is_merged_at(inputs, recipe.weights(chosen), chosen.vector_folder(folder, "forget")):
+        raise UsageError(
+            f"the run stopped after its strengths changed to {chosen}, and its model has former ones; "
+            f"`msa-lite {folder / RECIPE_FILE}` goes on"
         )
     adds_retain = "retain" in recipe.vector_names and not recipe.starts_at_retain
     has_retain = adds_retain and _is_there(folder / "vectors" / "retain")

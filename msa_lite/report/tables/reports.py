@@ -83,8 +83,8 @@ def load_report(path: Path) -> Report:
         report = TypeAdapter(Report).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise FormatError(f"{path}: not a report of msa-lite ({place}: {fault['msg']})") from error
+        place = "".join(f"{part}: " for part in [".".join(map(str, fault["loc"]))] if part)
+        raise FormatError(f"{path}: not a report of msa-lite ({place}{fault['msg']})") from error
     return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
 
 
