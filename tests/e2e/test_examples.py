@@ -320,11 +320,11 @@ def test_the_notebook_runs_to_its_last_cell(tmp_path: Path) -> None:
     parameters.source = f"overrides = {SMALL!r}"
     with patch.dict(os.environ, {"PYTHONPATH": str(NOTEBOOK.parents[1]), "HF_HUB_OFFLINE": "1"}):
         nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    run, scores, questions, pictures, merge, compared = map(outputs_of, code_cells(notebook)[1:])
+    run, scores, questions, points, merge, compared = map(outputs_of, code_cells(notebook)[1:])
     assert "RunResult(runs/quickstart: " in run
     assert "forget vector: done" in run, "progress, as lines"
     assert "unlearned" in scores
     assert questions.count("  unlearned  ") == 2
-    assert "image/svg+xml" in str(code_cells(notebook)[4].outputs), pictures
+    assert "text/markdown" in str(code_cells(notebook)[4].outputs), points
     assert "weights in" in merge
     assert "twice the α" in compared

@@ -137,7 +137,7 @@ def test_a_table_at_small_size(
     monkeypatch.setitem(small_table._SIZES, benchmark, short)
     monkeypatch.setattr(small_rows, "_PASSAGES", 12)
     monkeypatch.setattr(small_rows, "_ORDERS", 6)
-    few = {"evaluate.limit": 8, "evaluate.max_new_tokens": 4, "forget.alpha": 0.1}
+    few = {"evaluate.limit": 8, "evaluate.max_new_tokens": 4, "forget.alpha": [0.1, 0.2]}  # baselines choose, too
     few["baseline.methods.npo"] = {"retain_weight": 2}
     table = load_table_recipe(name).model_dump(mode="json")
     (tmp_path / "table.yaml").write_text(yaml.safe_dump({**table, "set": {**table["set"], **few}}))
