@@ -311,6 +311,7 @@ def _fill_output(value: Any, output: Any) -> Any:
 _SCORES = "the rules are extraction and the paper's scores: select.score"
 _QUANTISE = "the attack quantise measures what rounding brings back: attack.attacks=[quantise]"
 GONE = {
+    "keep": "a training keeps the models of all stages; remove the folders of those that you do not need",
     "merge.forecast": _QUANTISE,
     "probe": "forget rows are compared with evaluate.holdout, or the benchmark's own holdout rows",
     "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",

@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_213,
+    "lines of the package": 33_214,
     "modules": 273,
     "lines of the tests": 40_411,
     "words of the docs": 49_496,
