@@ -207,3 +207,5 @@ def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.Mon
     refused = pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)")
     with refused, trackers.lines("forget vector") as report:
         report({"loss": 1.0}, 1)
+    with refused, trackers.lines("forget vector", at_once=True):
+        pytest.fail("a fit would have begun")

@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_214,
+    "lines of the package": 33_212,
     "modules": 273,
-    "lines of the tests": 40_411,
+    "lines of the tests": 40_413,
     "words of the docs": 49_496,
     "commands": 24,
     "options": 108,

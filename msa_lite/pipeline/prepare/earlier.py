@@ -171,16 +171,12 @@ def is_merged_at(inputs: Mapping[str, Any], weights: Mapping[str, float], forget
     """
     recorded = inputs.get("strengths") or {"forget": inputs.get("alpha"), "retain": inputs.get("beta")}
     revision = fetch(str(forget)).revision if forget.is_dir() else "gone"
-    own = next((name for name in recorded if name.startswith("forget") and _revision(inputs, name) == revision), None)
+    vectors = {name: inputs.get(name) or {} for name in recorded if name.startswith("forget")}
+    own = next((name for name, vector in vectors.items() if vector.get("revision") == revision), None)
     if own is None:
         return not weights.get("forget") and not recorded.get("forget")
     names = {"forget": own} if own != "forget" else {name: name for name in weights}
     return all((recorded.get(names[name]) or 0.0) == abs(weights[name]) for name in names.keys() & weights.keys())
-
-
-def _revision(inputs: Mapping[str, Any], name: str) -> str | None:
-    value = inputs.get(name)
-    return value.get("revision") if isinstance(value, dict) else None
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:

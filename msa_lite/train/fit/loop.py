@@ -200,7 +200,7 @@ class Loop:
         cut_log(self.partial / LOG, step)
         self.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
         # The Trainer's saves have bars of their own.
-        with fit.tracking.lines(fit.label, begun=True) as report, without_bars():
+        with fit.tracking.lines(fit.label, at_once=True) as report, without_bars():
             trainer = self.make_trainer(model, report)  # which puts the model on its device
             try:
                 if self.open_fit is not None:

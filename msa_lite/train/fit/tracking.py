@@ -37,10 +37,10 @@ class Tracking:
     """The run's name. A tracker's run is called by it and its own label."""
 
     @contextmanager
-    def lines(self, label: str, begun: bool = False) -> Iterator[Reporter]:
+    def lines(self, label: str, at_once: bool = False) -> Iterator[Reporter]:
         """Yield a function that reports a line of values.
 
-        begun: begin the trackers' runs at once, so that one that cannot begin costs no step; else with the first line.
+        at_once: begin the trackers' runs now, so that one that cannot begin costs no step; else with the first line.
         """
         with ExitStack() as stack:
             reporters: list[Reporter] = []
@@ -55,7 +55,7 @@ class Tracking:
                 for reporter in reporters:
                     reporter(line, number)
 
-            if begun:
+            if at_once:
                 begin()
             yield report
 
