@@ -29,7 +29,6 @@ GONE_OPTIONS = {
     "evaluate --judge-model": "--judge openai:MODEL, or --judge local:MODEL",
     "evaluate --judge-prompts": "evaluate.judge.prompts in a recipe, and --recipe RECIPE",
     "evaluate --judge-url": "the variable OPENAI_BASE_URL, or evaluate.judge.base_url in a recipe, and --recipe RECIPE",
-    "evaluate --prompt": "`prompt` in a recipe, and --recipe RECIPE",
     "evaluate --system": "`prompt.system` in a recipe, and --recipe RECIPE",
     "evaluate --tasks": _HARNESS,
     "evaluate --tokenizer": "copy tokenizer.json and tokenizer_config.json of another model into the model's folder",

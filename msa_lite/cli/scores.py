@@ -68,6 +68,11 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
 @click.option(
+    "--prompt",
+    type=click.Choice(["default", "chat", "plain", "auto"]),
+    help="The form of questions; default: as published, else the chat template, if there is one.  [default: default]",
+)
+@click.option(
     "--recipe",
     metavar="RECIPE",
     shell_complete=complete_recipe,
@@ -93,8 +98,7 @@ def evaluate_command(model: str, out: str, as_json: bool, **options: Any) -> Non
 
     require("train")
     arguments: dict[str, Any] = _from_recipe(options) if options["recipe"] else {"questions": _questions(options)}
-    if options["limit"] is not None:
-        arguments["limit"] = options["limit"]
+    arguments |= {name: options[name] for name in ("limit", "prompt") if options[name] is not None}
     if options["judge"] is not None:
         kind, _, name = options["judge"].partition(":")
         arguments["judge"] = JudgeSettings(kind, name or None)
@@ -119,7 +123,7 @@ def _from_recipe(options: dict[str, Any]) -> dict[str, Any]:
     from msa_lite.pipeline.prepare.prompt import evaluation_arguments
     from msa_lite.recipe import load_recipe
 
-    if twice := given_options(options, "benchmark", *_OWN, *_PUBLISHED):
+    if twice := given_options(options, "benchmark", "prompt", *_OWN, *_PUBLISHED):
         raise UsageError(f"{twice}: the recipe sets this already; leave it out, or leave out --recipe")
     return evaluation_arguments(load_recipe(options["recipe"]))
 
