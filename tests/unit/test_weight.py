@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_212,
+    "lines of the package": 33_215,
     "modules": 273,
-    "lines of the tests": 40_413,
-    "words of the docs": 49_496,
+    "lines of the tests": 40_417,
+    "words of the docs": 49_520,
     "commands": 24,
-    "options": 108,
+    "options": 109,
     "keys of a recipe": 85,
 }
 
