@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -76,18 +76,22 @@ def given_options(options: Mapping[str, Any], *names: str) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
-def read_columns(text: str | None, keys: Sequence[str]) -> dict[str, str]:
-    """Read question=Q,answer=A. Raise UsageError for keys that are not among these, or do not go together."""
-    columns: dict[str, str] = {}
+def read_columns(text: str | None, *more: str) -> dict[str, Any]:
+    """Read question=Q,answer=A,ignore=I,ignore=J. Raise UsageError for keys that are unknown or do not go together.
+
+    more: keys beside those of a source of questions.
+    """
+    keys = ("question", "answer", "messages", "system", "tools", "history", "input", "ignore", *more)
+    columns: dict[str, Any] = {}
     for pair in text.split(",") if text is not None else ():
         key, equals, name = (piece.strip() for piece in pair.partition("="))
         if key not in keys or not equals or not name:
             raise UsageError(
                 f"--columns: '{pair}' is not KEY=COLUMN with a key of {', '.join(keys)}{nearest(key, keys)}"
             )
-        columns[key] = name
+        columns[key] = (*columns.get(key, ()), name) if key == "ignore" else name
     for alone in ("messages", "text"):
-        if alone in columns and len(columns) > 1:
+        if alone in columns and columns.keys() & {"question", "answer", "messages", "text"} != {alone}:
             raise UsageError(f"--columns: {alone} stands in the place of question and answer; name one or the other")
     return columns
 

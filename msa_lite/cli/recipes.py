@@ -165,7 +165,6 @@ def schema(kind: Literal["run", "training", "table"]) -> None:
     print_data(recipe_schema(kind))
 
 
-_KEYS = ("question", "answer", "messages", "text")
 _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
 
 
@@ -180,7 +179,7 @@ def _option(name: str, kind: str, text: str) -> Any:
 @_option("--forget", "DATA", f"The rows to forget: {_SET}.")
 @_option("--retain", "DATA", "Rows to keep, likewise.")
 @_option("--holdout", "DATA", "Similar rows that no model was trained on, likewise.")
-@click.option("--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual are known.")
+@click.option("--columns", help="Columns of these: question=Q,answer=A, messages=M, text=T, …; the usual are known.")
 @_option("--output", "FOLDER", "Folder of the run.  [default: runs/ and the name of FILE]")
 @takes_json
 def init_command(file: str, as_json: bool, **options: Any) -> None:
@@ -202,7 +201,7 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
 
     require("train")
     check_new_file(local_path(file))  # before any question
-    options["columns"] = read_columns(options["columns"], _KEYS)
+    options["columns"] = read_columns(options["columns"], "text")
     if in_terminal():
         _ask(options)
     if missing := [f"--{name}" for name in ("target", "forget") if not options[name]]:

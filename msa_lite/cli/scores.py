@@ -66,7 +66,10 @@ if TYPE_CHECKING:
 @click.option("--retain", metavar="DATA", help="Questions about the retain set, likewise.")
 @click.option("--holdout", metavar="DATA", help="Questions that no model was trained on, likewise.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
-@click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
+@click.option(
+    "--columns",
+    help="Columns of these: question=Q,answer=A, messages=M, system=S, ignore=I, …; the usual ones are known.",
+)
 @click.option(
     "--prompt",
     type=click.Choice(["default", "chat", "plain", "auto"]),
@@ -138,7 +141,7 @@ def _questions(options: dict[str, Any]) -> Asked:
         raise UsageError(f"{others}: not for {benchmark}")
     if benchmark != OWN:
         return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])
-    columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
+    columns = read_columns(options["columns"])
     arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
     for name in filter(options.get, _SETS):
         path, _, configuration = options[name].partition(":")

@@ -18,7 +18,7 @@ from msa_lite.data.examples import (
     shorten,
     to_batch,
 )
-from msa_lite.data.forms import NO_TOOLS
+from msa_lite.data.messages import NO_TOOLS
 from msa_lite.data.prompts import (
     IGNORE,
     SYSTEM_PROMPT,

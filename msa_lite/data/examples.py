@@ -59,7 +59,7 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
     is learnt whole, although a model that generates it stops at that token.
     A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
     that cuts away the whole answer, it has no labels. Raise UsageError for rows with a system message that the chat
-    template does not take, and DataError for rows with calls of tools that it does not show.
+    template does not take, and DataError for rows with tools, or calls of them, that it does not show.
     """
     if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
         raise UsageError(
@@ -71,6 +71,11 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         raise DataError(
             f"{count} of {len(rows)} rows call tools, which {reason}; take these rows out, or leave only question and "
             "answer in them"
+        )
+    if (count := sum(bool(row.tools.offered) for row in rows)) and not prompter.shows_functions:
+        raise DataError(
+            f"{count} of {len(rows)} rows offer tools, which the prompt does not show; if the model learnt without "
+            "them, write columns: {ignore: [tools]}"
         )
     examples, merged, thoughts, cut = [], 0, 0, 0
     for row in shorten(rows, prompter, max_length) if max_length else rows:

@@ -1,84 +1,52 @@
-"""Forms of records: columns of questions and answers, or conversations, with tool calls or without."""
+"""Forms of records: columns of questions and answers, or conversations, and the columns beside them that models read.
+
+Columns mean what they mean where models are trained: in LLaMA-Factory (system, history, tools; input goes behind the
+instruction on a line of its own), axolotl, TRL (the prompt is shown, the completion learnt) and OpenAI's files.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
+from msa_lite.data.messages import (
+    Conversation,
+    Unreadable,
+    read_conversation,
+    read_functions,
+    read_history,
+    read_messages,
+)
 from msa_lite.data.records import WrittenNumber
-from msa_lite.errors import FormatError, clip
-from msa_lite.io.files.reading import parse_json
+from msa_lite.errors import clip
 from msa_lite.settings import DataSource
 
 RawRow = Mapping[str, Any]
 
-_ROLES = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
-    "observation": "tool", "ipython": "tool", "function_call": "assistant",
-}  # fmt: skip
 _SHOWN = 60  # characters of a value to show in a message
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-class Unreadable(ValueError):
-    """A record that is no row; the message says why."""
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """The tools of a row, as JSON of the messages that a chat template takes; "" where there are none."""
-
-    steps: str = ""
-    """The messages between question and answer: calls of the assistant, and results."""
-    call: str = ""
-    """The assistant's message, where the answer itself is a call."""
-    offered: str = ""
-    """The functions that the conversation offers."""
-
-    def __bool__(self) -> bool:
-        return any(astuple(self))
-
-
-NO_TOOLS = ToolUse()
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A question with its answer."""
-
-    question: str
-    answer: str
-    """A text; for a call of tools, what is called with which arguments, as JSON."""
-    tools: ToolUse = NO_TOOLS
-    learnt: bool = True
-    """False for an answer of weight 0, which OpenAI's training shows but does not learn."""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Return the turn as later ones show it: question and answer, and the steps between them if there are any.
-
-        A call that nothing follows is one of the steps, and the answer is empty.
-        """
-        steps = [*_load(self.tools.steps), *([json.loads(self.tools.call)] if self.tools.call else [])]
-        answer = "" if self.tools.call else self.answer
-        return (self.question, answer, _json(steps)) if steps else (self.question, answer)
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The content of a record."""
-
-    turns: list[Turn]
-    system: str = ""
-    """The system message before the first turn."""
-    unanswered: bool = False
-    """True when the record ends with a question, or with a tool's result, without an answer."""
-    reasoning: bool = False
-    """True when the assistant's messages have reasoning beside their content."""
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "system": ("system", "system_prompt", "system_message"),
+    "tools": ("tools", "functions"),
+    "history": ("history",),
+    "input": (),
+}
+"""The columns beside those of a form, by the key of `columns` that names another; the last two go with questions."""
+_PARTS = frozenset(
+    f"""
+    audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts conversation
+    conversations cot demonstrations developer dialog dialogue document documents enable_thinking few_shot image images
+    input instructions mask messages options passage passages persona rationale reasoning reasoning_content rejected
+    thinking thought thoughts video videos {" ".join(chain(*BESIDE.values()))}
+    """.split()
+)
+"""Names, in small letters, of columns that models may have read or learnt; published benchmarks have none of them."""
+_QUESTIONS = ("instruction", "prompt")
+"""Such columns beside a question, unless it holds their text."""
+_MARKS = ("kto_tag", "label", "loss", "train", "training", "weight")
+"""Such columns where they say of a row that it was not learnt, or as a bad one (KTO in TRL and LLaMA-Factory)."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +54,44 @@ class Form:
     """A way to read records."""
 
     columns: tuple[str, ...]
-    """The columns that it needs."""
-    read: Callable[[RawRow], Conversation]
+    """The columns that it needs: one of conversations, or those of questions and answers."""
+    beside: Mapping[str, Sequence[str]]
+    """The columns of what stands beside them, by the keys of `columns` that it takes; a record may lack them."""
+
+    def read(self, record: RawRow) -> Conversation:
+        """Read a record. Raise Unreadable where it is no conversation, or says two things of one."""
+        where = f"column{'s' * (len(self.columns) - 1)} {' and '.join(map(repr, self.columns))}"
+        prompt, answers = self._messages(record, where)
+        history = [turn for name in self.beside.get("history", ()) for turn in read_history(record.get(name), name)]
+        shown = range(len(history), len(history) + len(prompt))
+        offered = _only(record, self.beside["tools"], lambda column: read_functions(record.get(column), column))
+        place = "column 'history'" if history else where
+        item = read_conversation([*history, *prompt, *answers], place, offered, shown)
+        system = _only(record, self.beside["system"], lambda column: read_optional_cell(record, column))
+        if system and item.system and system != item.system:
+            names = " or ".join(map(repr, self.beside["system"]))
+            raise Unreadable(f"{where}: its system message is another than that of column {names}; keep one")
+        return replace(item, system=system or item.system)
+
+    def _messages(self, record: RawRow, where: str) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the messages that training shows alone, and those whose answers it learns."""
+        if len(self.columns) == 1:
+            value = record.get(self.columns[0])
+            if (messages := read_messages(value)) is None:
+                hint = "; it is Python's form: write it with json.dumps" if str(value).startswith("[{'") else ""
+                raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(value), _SHOWN)}{hint}")
+            return (), messages
+        question, answer = self.columns
+        prompt = read_messages(record.get(question))
+        is_text = prompt is None and isinstance(record.get(answer), str)
+        reply = None if is_text else read_messages(record.get(answer))
+        added = [text for column in self.beside["input"] if (text := read_optional_cell(record, column))]
+        if prompt is None:
+            asked = read_optional_cell(record, question) or ("" if added else read_cell(record, question))
+            prompt = [{"role": "user", "content": "\n".join(filter(None, [asked, *added]))}]
+        elif added:
+            raise Unreadable(f"column '{question}': is a list of messages, so that no other text goes behind it")
+        return prompt, reply or [{"role": "assistant", "content": read_cell(record, answer)}]
 
 
 def row_columns(source: DataSource) -> frozenset[str]:
@@ -98,13 +102,19 @@ def row_columns(source: DataSource) -> frozenset[str]:
 
 def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
     """Return the form of a source of questions with these columns; None if they fit no known form."""
-    if source.messages:
-        return _conversations(source.messages) if source.messages in columns else None
-    if {source.question, source.answer} <= set(columns):
-        return Form((source.question, source.answer), lambda record: _pair(record, source.question, source.answer))
-    if (source.question, source.answer) != ("question", "answer"):  # the recipe names them
+    present = set(columns) - set(source.ignore)
+    needed = needed_columns(source)
+    usual = _USUAL if needed == ("question", "answer") else ()  # else the recipe names them
+    names = next((names for names in (needed, *usual) if set(names) <= present), None)
+    if names is None:
         return None
-    return next((make(*names) for names, make in _USUAL.items() if set(names) <= set(columns)), None)
+    beside = {}
+    for key, known in BESIDE.items():
+        own = getattr(source, key)
+        known = (*known, "input") if key == "input" and names == _ALPACA else known
+        if key in ("system", "tools") or len(names) > 1:
+            beside[key] = [own] if own else [column for column in known if column in present]
+    return Form(names, beside)
 
 
 def needed_columns(source: DataSource) -> tuple[str, ...]:
@@ -112,35 +122,37 @@ def needed_columns(source: DataSource) -> tuple[str, ...]:
     return (source.messages,) if source.messages else (source.question, source.answer)
 
 
-def _conversations(column: str) -> Form:
-    return Form((column,), lambda record: _conversation(record.get(column), f"column '{column}'", record.get("tools")))
+def unread_parts(source: DataSource, form: Form, record: RawRow) -> list[str]:
+    """Return the columns of a record that look like a part of its prompt or answer, and that are not read."""
+    read = {*form.columns, *chain(*form.beside.values()), *source.ignore, source.subject}
+    question = str(record.get(form.columns[0])) if len(form.columns) > 1 else None
+    parts = []
+    for column in record.keys() - read:
+        value, name = record[column], column.lower()
+        if (
+            (name in _PARTS and _is_filled(value))
+            or (name in _QUESTIONS and question is not None and str(value or "").strip() not in question)
+            or (name in _MARKS and (value is False or (name == "weight" and value == 0)))
+        ):
+            parts.append(column)
+    return sorted(parts)
 
 
-def _pair(record: RawRow, question: str, answer: str) -> Conversation:
-    return Conversation([Turn(read_cell(record, question), read_cell(record, answer))])
+_ALPACA = ("instruction", "output")
+_USUAL = (("messages",), ("conversations",), _ALPACA, ("prompt", "completion"))
+"""The columns of the forms that are known by them; the first that fits is taken."""
 
 
-def _alpaca(record: RawRow) -> Conversation:
-    question, context = read_cell(record, "instruction"), record.get("input")
-    if context is not None and (not isinstance(context, str) or context.strip()):
-        question += f"\n\n{read_cell(record, 'input')}"
-    return Conversation([Turn(question, read_cell(record, "output"))])
+def _is_filled(value: Any) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
 
 
-def _completion(record: RawRow) -> Conversation:
-    prompt, completion = _messages(record.get("prompt")), _messages(record.get("completion"))
-    if prompt is not None and completion is not None:
-        return _conversation([*prompt, *completion], "columns 'prompt' and 'completion'", record.get("tools"))
-    return _pair(record, "prompt", "completion")
-
-
-_USUAL: Mapping[tuple[str, ...], Callable[..., Form]] = {
-    ("messages",): _conversations,
-    ("conversations",): _conversations,
-    ("instruction", "output"): lambda *names: Form(names, _alpaca),
-    ("prompt", "completion"): lambda *names: Form(names, _completion),
-}
-"""The forms that are known by their columns; the first that fits is taken."""
+def _only(record: RawRow, columns: Sequence[str], read: Callable[[str], str]) -> str:
+    """Return the text of the columns that stand for one thing; "" where none has one. Raise Unreadable for two."""
+    texts = {column: text for column in columns if (text := read(column))}
+    if len(set(texts.values())) > 1:
+        raise Unreadable(f"columns {' and '.join(map(repr, texts))} say different things; keep one")
+    return next(iter(texts.values()), "")
 
 
 def read_cell(record: RawRow, column: str) -> str:
@@ -157,157 +169,7 @@ def read_cell(record: RawRow, column: str) -> str:
     raise Unreadable(f"column '{column}': {shown} is no text but of type {type(value).__name__}; write it as text")
 
 
-def _messages(value: Any) -> Sequence[Any] | None:
-    """Return a list of messages, which may be written as JSON in a text; None for anything else."""
-    messages = _parsed(value)
-    if isinstance(value, str) and not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
-        return None
-    return messages if isinstance(messages, list) and messages else None
-
-
-def _conversation(value: Any, where: str, offered: Any = None) -> Conversation:
-    """Read messages of any kind. Raise Unreadable unless user and assistant take turns, calls of tools between them."""
-    messages = _messages(value)
-    if messages is None:
-        hint = "; it is Python's form: write it with json.dumps" if str(value).lstrip().startswith("[{'") else ""
-        raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(value), _SHOWN)}{hint}")
-    system, question, turns = "", None, []
-    spoken: list[dict[str, Any]] = []
-    learnt = True
-    functions = _functions(offered, where)
-    for place, message in enumerate(messages):
-        at = f"{where}, message {place}"
-        spoke = _message(message, at)
-        role = spoke["role"]
-        if role == "system":
-            if place:
-                raise Unreadable(f"{at}: a system message comes first, or not at all")
-            system = spoke["content"]
-        elif role not in (expected := _expected(question, spoken)):
-            raise Unreadable(f"{at}: expected a message of the {' or '.join(expected)}, got one of the {role}")
-        elif role == "user":
-            if question is not None:
-                turns.append(_turn(question, spoken, functions, learnt))
-            question, spoken = spoke["content"], []
-        else:
-            spoken.append(spoke)
-            learnt = message.get("weight") != 0 if role == "assistant" else learnt
-    result = bool(spoken) and spoken[-1]["role"] == "tool"
-    while spoken and spoken[-1]["role"] == "tool":
-        spoken.pop()
-    if spoken:
-        assert question is not None
-        turns.append(_turn(question, spoken, functions, learnt))
-    if not turns:
-        raise Unreadable(f"{where}: no message of the assistant, so there is nothing to learn")
-    reasons = any(isinstance(item, Mapping) and any(map(item.get, _REASONING)) for item in messages)
-    return Conversation(turns, system, result or not spoken, reasons)
-
-
-def _expected(question: str | None, spoken: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the roles of which one speaks next."""
-    if question is None:
-        return ("user",)
-    if not spoken:
-        return ("assistant",)
-    if spoken[-1]["role"] == "tool":
-        return ("assistant", "tool")
-    return ("user", "tool", "assistant") if "tool_calls" in spoken[-1] else ("user", "tool")
-
-
-def _turn(question: str, spoken: Sequence[dict[str, Any]], offered: str, learnt: bool) -> Turn:
-    """Make a turn of what follows a question: steps, and the assistant's last message."""
-    *steps, last = spoken
-    written = _json(steps) if steps else ""
-    if "tool_calls" not in last:
-        return Turn(question, last["content"], ToolUse(written, "", offered), learnt)
-    calls = [call["function"] for call in last["tool_calls"]]
-    answer = "\n".join(filter(None, [last["content"], _json(calls[0] if len(calls) == 1 else calls)]))
-    return Turn(question, answer, ToolUse(written, _json(last), offered), learnt)
-
-
-def _message(message: Any, where: str) -> dict[str, Any]:
-    """Read a message in OpenAI's or ShareGPT's form: role and content, and what templates need of calls and results."""
-    if not isinstance(message, Mapping):
-        raise Unreadable(f"{where}: {clip(repr(message), _SHOWN)} is no message with a role and content")
-    name = message.get("role") or message.get("from")
-    role = _ROLES.get(str(name))
-    if role is None:
-        raise Unreadable(f"{where}: role {name!r} is not handled, only {', '.join(_ROLES)}")
-    content = message.get("content")
-    content = message.get("value") if content is None else content
-    calls = message.get("tool_calls") or message.get("function_call") or (content if name == "function_call" else None)
-    if role == "assistant" and calls:
-        content = None if name == "function_call" else content
-        text = None if content is None or content == "" else _text(content, role, where)
-        return {"role": role, "content": text, "tool_calls": _calls(calls, where)}
-    kept = {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
-    return {"role": role, "content": _text(content, role, where), **kept}
-
-
-def _text(content: Any, role: str, where: str) -> str:
-    if isinstance(content, list):  # OpenAI's parts; we read those of type text
-        kinds = [item.get("type") if isinstance(item, Mapping) else type(item).__name__ for item in content]
-        if unread := [kind for kind in kinds if kind != "text"]:
-            raise Unreadable(f"{where}: content of type {unread[0]!r} is not handled, only text")
-        if any(not isinstance(item.get("text"), str) for item in content):
-            raise Unreadable(f"{where}: a part of its content has no text")
-        content = "".join(item["text"] for item in content)
-    if not isinstance(content, str) or (not content.strip() and role not in ("system", "tool")):
-        raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
-    return content if content.strip() else ""
-
-
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Return calls in OpenAI's form, with arguments as objects. A table gives every object all keys, some of them null.
-
-    calls: a list of calls, or one call of a function, also written as JSON.
-    """
-    calls = _parsed(calls)
-    read = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise Unreadable(f"{where}: {clip(repr(call), _SHOWN)} is no call with the name of a function")
-        arguments = _without_nulls(_parsed(function.get("arguments") or {}))
-        identity = {"id": call["id"]} if call.get("id") else {}
-        read.append({**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    return read
-
-
-def _functions(offered: Any, where: str) -> str:
-    """Return the functions that a record offers in its column 'tools', as JSON; "" for none."""
-    functions = _without_nulls(_parsed(offered))
-    if not functions:
-        return ""
-    if not isinstance(functions, list) or not all(isinstance(item, Mapping) for item in functions):
-        raise Unreadable(f"{where}: column 'tools': expected a list of functions, got {clip(repr(offered), _SHOWN)}")
-    return _json([item if "function" in item else {"type": "function", "function": item} for item in functions])
-
-
-def _parsed(value: Any) -> Any:
-    """Return a value that may be written as JSON in a text; a text that is no JSON stays as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_json(value, "")
-    except FormatError:
-        return value
-
-
-def _json(value: Any) -> str:
-    """Return JSON with keys in their order, in which chat templates write them."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Return a value of JSON without keys that hold null. Raise Unreadable for NaN and Infinity."""
-    if isinstance(value, float) and not isfinite(value):
-        raise Unreadable(f"{json.dumps(value)} in a tool or its arguments, which JSON does not have; take it out")
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _load(text: str) -> list[dict[str, Any]]:
-    return list(json.loads(text)) if text else []
+def read_optional_cell(record: RawRow, column: str) -> str:
+    """Return a cell's text as `read_cell`, or "" for one that is absent or blank."""
+    value = record.get(column)
+    return "" if value is None or (isinstance(value, str) and not value.strip()) else read_cell(record, column)

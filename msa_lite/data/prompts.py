@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
+from msa_lite.data.chat import (
+    DATE_STRING,
+    CallStyle,
+    find_call_style,
+    has_think_block,
+    render_chat,
+    shared_length,
+    shows_functions,
+)
 from msa_lite.data.rows import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
@@ -125,6 +133,11 @@ class Prompter:
     def call_style(self) -> CallStyle | None:
         """The way in which the prompt shows calls of tools; None if it shows none."""
         return find_call_style(self.tokenizer) if self.use_chat else None
+
+    @cached_property
+    def shows_functions(self) -> bool:
+        """Check whether the prompt shows the tools that a row offers."""
+        return self.use_chat and shows_functions(self.tokenizer)
 
     @cached_property
     def has_block(self) -> bool:

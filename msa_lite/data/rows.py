@@ -6,22 +6,22 @@ import json
 import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msa_lite.data.forms import (
-    NO_TOOLS,
-    Conversation,
+    BESIDE,
     Form,
-    ToolUse,
-    Unreadable,
     find_form,
     needed_columns,
     read_cell,
+    read_optional_cell,
+    unread_parts,
 )
+from msa_lite.data.messages import NO_TOOLS, Conversation, ToolUse, Unreadable
 from msa_lite.data.records import READERS, ending_of
 from msa_lite.data.sources import RecordTable, load_table, pin_source, stream_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
@@ -59,10 +59,7 @@ def read_subjects(source: DataSource, table: RecordTable) -> list[str]:
 
 
 def _subject(column: str, record: Mapping[str, Any]) -> str:
-    """Return a cell that may be empty."""
-    cell = record.get(column)
-    is_empty = cell is None or (isinstance(cell, str) and not cell.strip())
-    return "" if is_empty else read_cell(record, column).strip()
+    return read_optional_cell(record, column).strip()
 
 
 AnyRow = TypeVar("AnyRow")
@@ -123,6 +120,7 @@ def parse_rows(source: DataSource, table: RecordTable) -> list[Row]:
     if form is None:
         texts = _cells(source, table, lambda record: read_cell(record, source.text))
         return [Row(i, text=text, about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))]
+    _check_parts(source, form, table)
     conversations = _cells(source, table, form.read)
     _say_what_is_left_out(source, conversations)
     rows: list[Row] = []
@@ -132,7 +130,7 @@ def parse_rows(source: DataSource, table: RecordTable) -> list[Row]:
             if turn.learnt:
                 rows.append(Row(len(rows), turn.question, turn.answer, "", earlier, item.system, about, turn.tools))
     if not rows:
-        raise DataError(f"{source.path}: all answers have weight 0, so no model learnt them; give those that it learnt")
+        raise DataError(f"{source.path}: all answers are marked as not learnt; give those that the model learnt")
     return rows
 
 
@@ -154,6 +152,21 @@ def _cells(
     return values
 
 
+def _check_parts(source: DataSource, form: Form, table: RecordTable) -> None:
+    """Raise DataError for columns that look like a part of prompt or answer, and that are neither used nor ignored."""
+    first: dict[str, str] = {}
+    for row, (record, place) in enumerate(zip(table.records, table.places, strict=True)):
+        for column in unread_parts(source, form, record):
+            first.setdefault(column, place.of_row(row))
+    if first:
+        places = ", ".join(f"column {column!r} ({where})" for column, where in first.items())
+        raise DataError(
+            f"{source.path}: not used, although the model may have learnt with it: {places}. Name what it read in "
+            f"`columns`, by messages, {', '.join(form.beside)}; what does not matter as "
+            f"{{ignore: [{', '.join(first)}]}}, or with --columns {','.join(f'ignore={column}' for column in first)}"
+        )
+
+
 def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversation]) -> None:
     if count := sum(item.unanswered for item in conversations):
         logger.warning(
@@ -161,7 +174,10 @@ def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversati
         )
     if count := sum(not turn.learnt for item in conversations for turn in item.turns):
         logger.warning(
-            "%s: %d answers have weight 0, so they are shown before later ones, but are no rows", source.path, count
+            "%s: %d answers were not learnt (by their marks, or as part of a prompt), so they are shown before later "
+            "ones, but are no rows",
+            source.path,
+            count,
         )
     if count := sum(item.reasoning for item in conversations):
         logger.warning(
@@ -227,8 +243,8 @@ def kept_head(file: Path) -> dict[str, Any] | None:
 
 
 def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
-    unread = ("messages", "subject")  # a stream of texts has neither
-    fields = {key: value for key, value in asdict(source).items() if key not in unread}
+    read = ("path", "format", "name", "split", "question", "answer", "text")  # those of older files
+    fields = {key: getattr(source, key) for key in read}
     return fields | {"revision": revision}
 
 
@@ -236,8 +252,13 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
     """Return the form of a source of questions, None for texts. Raise DataError for missing columns."""
     form = find_form(source, columns) if source.format == "qa" else None
     needed = form.columns if form else needed_columns(source) if source.format == "qa" else (source.text,)
-    needed = (*needed, *([source.subject] if source.subject else []))
-    missing = [column for column in needed if column not in columns]
+    named = {key: getattr(source, key) for key in (*(BESIDE if source.format == "qa" else ()), "subject")}
+    if form and (lost := [key for key in BESIDE if named[key] and key not in form.beside]):
+        raise DataError(
+            f"{source.path}: columns.{lost[0]}: rows are read from {form.columns[0]!r}, which holds whole "
+            "conversations; leave it out, or name question and answer"
+        )
+    missing = [column for column in (*needed, *filter(None, named.values())) if column not in columns]
     if not missing:
         return form
     hint = "".join(nearest(column, columns) for column in missing)
@@ -252,6 +273,9 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
 
 def _example(source: DataSource, columns: Sequence[str]) -> str:
     """Return the line to write into `columns`, with columns of the data if there are enough."""
+    if source.format == "qa" and "chosen" in columns:  # of preferences
+        answers = f"question: {next(iter(columns))}, answer" if next(iter(columns)) != "chosen" else "messages"
+        return f"{{{answers}: chosen, ignore: [rejected]}}"
     keys = ["text"] if source.format == "text" else ["question", "answer"]
     names = list(columns) if len(columns) >= len(keys) else ["…"] * len(keys)
     return "{" + ", ".join(f"{key}: {name}" for key, name in zip(keys, names, strict=False)) + "}"
@@ -296,7 +320,7 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
         return load_rows(source)
     table = load_table(source)
     columns = table.column_names
-    forms = [source, DataSource(name), DataSource(name, "text")]
+    forms = [source, DataSource(name, ignore=source.ignore), DataSource(name, "text")]
     form = next((form for form in forms if _fits(form, columns)), None)
     if form is None and (column := next((form.question for form in forms if form.question in columns), None)):
         return [Row(row.index, question=row.text) for row in parse_rows(DataSource(name, "text", text=column), table)]

@@ -93,6 +93,8 @@ Request = Annotated[
 def _check_columns(columns: Columns) -> Columns:
     if columns.messages and (columns.question, columns.answer) != ("question", "answer"):
         raise ValueError("messages stands in the place of question and answer; name one or the other")
+    if columns.messages and (columns.history or columns.input):
+        raise ValueError("messages holds whole conversations; history and input go with question and answer")
     return columns
 
 

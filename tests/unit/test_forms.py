@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from msa_lite.data import IGNORE, DataSource, Prompter, Row, Template, encode_qa, load_rows
 from msa_lite.data.chat import find_call_style
-from msa_lite.data.forms import NO_TOOLS
+from msa_lite.data.messages import NO_TOOLS
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import DataError
 from tests.support.models import CHATML, TEMPLATE, chat_tokenizer, tiny_tokenizer
@@ -44,16 +43,15 @@ def source(folder: Path, *records: dict[str, Any], **options: Any) -> DataSource
         ({"conversations": SHAREGPT, "id": "x"}, TURNS),
         ({"prompt": OPENAI[:2], "completion": OPENAI[2:3]}, TURNS[:1]),
         ({"prompt": "Where?", "completion": " Here."}, [Row(0, "Where?", " Here.")]),
-        ({"instruction": "Translate.", "input": "ici", "output": "here"}, [Row(0, "Translate.\n\nici", "here")]),
+        ({"instruction": "Translate.", "input": "ici", "output": "here"}, [Row(0, "Translate.\nici", "here")]),
         ({"instruction": "Where?", "input": "", "output": "Here."}, [Row(0, "Where?", "Here.")]),
         ({"instruction": "Where?", "output": "Here."}, [Row(0, "Where?", "Here.")]),
-        ({"question": "Where?", "answer": "Here.", "messages": OPENAI}, [Row(0, "Where?", "Here.")]),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}, OPENAI[2]]},
             [Row(0, "Where?", "Here.")],
         ),
     ],
-    ids=["openai", "sharegpt", "trl", "pair", "alpaca", "empty", "no-input", "both", "parts"],
+    ids=["openai", "sharegpt", "trl", "pair", "alpaca", "empty", "no-input", "parts"],
 )
 def test_rows_are_known_by_their_columns(tmp_path: Path, record: dict[str, Any], rows: list[Row]) -> None:
     assert load_rows(source(tmp_path, record)) == rows
@@ -72,12 +70,122 @@ def test_the_identity_of_a_plain_row_is_what_it_was_and_that_of_a_turn_has_all_t
     assert len({row.sha256 for row in [*TURNS, Row(0, "Where?", "Here."), Row(0, "When?", "Now.")]}) == 4
 
 
-def test_answers_of_weight_0_are_shown_but_are_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    weighted = [*OPENAI[:2], OPENAI[2] | {"weight": 0}, OPENAI[3], OPENAI[4] | {"weight": 1}]
-    assert load_rows(source(tmp_path, {"messages": weighted})) == [replace(TURNS[1], index=0)]
-    assert "1 answers have weight 0" in caplog.text
-    with pytest.raises(DataError, match="all answers have weight 0"):
-        load_rows(source(tmp_path, {"messages": weighted[:3]}))
+SYSTEM, WHERE, HERE, WHEN, NOW = OPENAI
+ALPACA = {"instruction": "When?", "input": "", "output": "Now."}
+PAIRS = [["Where?", "Here."]]
+NAMED = {"question": "q", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "conversations"),
+    [
+        (ALPACA | {"system": "Be brief.", "history": PAIRS}, {}, [OPENAI[:3], OPENAI]),
+        (ALPACA | {"history": json.dumps(PAIRS)}, {}, [[WHERE, HERE], OPENAI[1:]]),
+        (ALPACA | {"history": [{"user": "Where?", "assistant": "Here."}]}, {}, [[WHERE, HERE], OPENAI[1:]]),
+        (ALPACA | {"history": SHAREGPT[:3]}, {}, [OPENAI[:3], OPENAI]),
+        (ALPACA | {"system": "Be brief.", "history": []}, {}, [[SYSTEM, WHEN, NOW]]),
+        (ALPACA | {"system": " ", "history": None, "tools": "[]", "images": [], "context": ""}, {}, [[WHEN, NOW]]),
+        (ALPACA | {"instruction": "", "input": "When?"}, {}, [[WHEN, NOW]]),
+        ({"conversations": SHAREGPT[1:3], "system": "Be brief."}, {}, [OPENAI[:3]]),
+        ({"messages": OPENAI[:3], "system_prompt": "Be brief.", "prompt": "Where?"}, {}, [OPENAI[:3]]),
+        ({"question": "When?", "answer": "Now.", "system": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
+        ({"prompt": "When?", "completion": "Now.", "system_message": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
+        ({"prompt": OPENAI[:4], "completion": [NOW]}, {}, [OPENAI]),
+        ({"q": json.dumps(OPENAI[:4]), "a": "Now.", "extra_info": {"index": 0}}, NAMED, [OPENAI]),
+        ({"q": OPENAI[:4], "a": SHAREGPT[4], "rejected": NOW}, NAMED | {"ignore": ("rejected",)}, [OPENAI]),
+        ({"q": "Wh", "a": "Now.", "c": "en?", "p": "Be brief."}, NAMED | {"input": "c", "system": "p"}, [
+            [SYSTEM, {"role": "user", "content": "Wh\nen?"}, NOW]
+        ]),
+        ({"question": "When?", "answer": '[{"role": "x"}]', "past": PAIRS}, {"history": "past"}, [
+            [WHERE, HERE], [WHERE, HERE, WHEN, {"role": "assistant", "content": '[{"role": "x"}]'}]
+        ]),
+        ({"messages": OPENAI, "instruction": "When?", "output": "Now."}, {"ignore": ("messages",)}, [[WHEN, NOW]]),
+        *(
+            ({"messages": [*OPENAI[:2], HERE | mark, WHEN, NOW | {"weight": 1}]}, {}, [OPENAI])
+            for mark in (
+                {"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False, "weight": None}, {"loss": False},
+                {"mask": True}, {"loss_mask": 0, "train": False},
+            )
+        ),
+        ({"messages": [*OPENAI[:2], HERE | {"mask": False, "train": True, "train_detail": []}]}, {}, [OPENAI[:3]]),
+    ],
+)  # fmt: skip
+def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
+    tmp_path: Path, record: dict[str, Any], options: dict[str, Any], conversations: list[list[dict[str, Any]]]
+) -> None:
+    tokenizer = chat_tokenizer(TEMPLATE)
+    examples = encode_qa(load_rows(source(tmp_path, record, **options)), Prompter.build(tokenizer, "chat", Template()))
+    for example, messages in zip(examples, conversations, strict=True):
+        whole, prompt = (
+            tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=open_ended)
+            for shown, open_ended in ((messages, False), (messages[:-1], True))
+        )
+        assert tokenizer.decode(example.ids) == whole.rstrip()
+        assert tokenizer.decode(example.prompt_ids) == prompt
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "words"),
+    [
+        (ALPACA | {"system": "Be long.", "system_prompt": "Be brief."}, {}, "'system_prompt' say different"),
+        ({"messages": OPENAI, "system": "Be long."}, {}, "system message is another than that of column 'system'"),
+        (ALPACA | {"system": ["Be brief."]}, {}, "column 'system': .* is no text"),
+        (ALPACA | {"history": "Where?"}, {}, r"column 'history': expected a list of \[question, answer\]"),
+        (ALPACA | {"history": [["Where?", None]]}, {}, "column 'history', message 1: its content is no text"),
+        *(
+            (ALPACA | {name: value}, {}, rf"column '{name}' \(row 0 \(line 1\)\).*ignore={name}")
+            for name, value in {
+                "context": "x", "Persona": "x", "rejected": "x", "documents": [{"text": "x"}],
+                "chat_template_kwargs": {"x": 1}, "kto_tag": False, "label": False, "train": False, "prompt": "x",
+            }.items()
+        ),
+        ({"question": "When?", "answer": "Now.", "messages": OPENAI}, {}, "column 'messages' "),
+        ({"messages": OPENAI, "history": PAIRS, "input": "x"}, {}, "column 'history' .*, column 'input' "),
+        (ALPACA | {"system": "Be brief.", "p": "x"}, {"system": "p"}, "column 'system' "),
+        (ALPACA, {"system": "p"}, "no column 'p'"),
+        ({"messages": OPENAI, "h": PAIRS}, {"history": "h"}, "columns.history: rows are read from 'messages'"),
+        ({"messages": [WHERE, HERE | {"weight": 0}]}, {}, "all answers are marked as not learnt"),
+        *(
+            ({"messages": [WHERE | asked, HERE | mark]}, {}, words)
+            for asked, mark, words in (
+                ({}, {"weight": 0.5}, "message 1: 'weight' is 0.5"),
+                ({}, {"train": "false"}, "message 1: 'train' is 'false'"),
+                ({}, {"mask": 1}, "message 1: 'mask' is 1; expected true or false"),
+                ({}, {"train": True, "weight": 0}, "message 1: 'train' and 'weight' contradict"),
+                ({}, {"train_detail": [{"begin_offset": 0, "end_offset": 1}]}, "message 1: 'train_detail' marks parts"),
+                ({"train": True}, {}, "message 0: is marked as learnt"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_say_what_the_model_was_trained_on_is_refused(
+    tmp_path: Path, record: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        load_rows(source(tmp_path, {**record}, **options))
+
+
+def test_columns_of_published_data_are_read_without_a_word(tmp_path: Path) -> None:
+    names = (
+        "paraphrased_answer",
+        "perturbed_answer",
+        "option1",
+        "entity",
+        "level",
+        "type",
+        "id",
+        "url",
+        "source",
+        "text",
+    )
+    more = {**dict.fromkeys(names, "x"), "metadata": {"x": 1}, "label": 0, "weight": 0.5, "train": True, "loss": 1.5}
+    [row] = load_rows(source(tmp_path, {"question": "When?", "answer": "Now.", "prompt": "When?", **more}))
+    assert row == Row(0, "When?", "Now.")
+
+
+def test_answers_that_were_not_learnt_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_rows(source(tmp_path, {"messages": [*OPENAI[:2], HERE | {"weight": 0}, *OPENAI[3:]]}))
+    assert "1 answers were not learnt" in caplog.text
 
 
 def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +367,10 @@ def test_a_template_gets_calls_in_the_form_that_it_takes(
 
 
 @pytest.mark.parametrize("of", [prompter(CHATML), Prompter.build(tiny_tokenizer(), "plain", Template())])
-def test_rows_whose_calls_would_be_lost_are_refused(of: Prompter, tmp_path: Path) -> None:
+def test_rows_whose_calls_or_tools_would_be_lost_are_refused(of: Prompter, tmp_path: Path) -> None:
+    [offered] = load_rows(source(tmp_path, {"question": "Who?", "answer": "I.", "functions": [CALL]}))
+    with pytest.raises(DataError, match="1 of 1 rows offer tools, which the prompt does not show"):
+        encode_qa([offered], of)
     rows = [Row(0, "Who?", "I."), *load_rows(source(tmp_path, {"messages": [ASK, CALLED, RESULT, SAID, *MORE]}))]
     with pytest.raises(DataError, match=r"2 of 3 rows call tools, which .* does not show"):
         encode_qa(rows, of)

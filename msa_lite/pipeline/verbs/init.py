@@ -52,8 +52,8 @@ class Wishes:
     """Rows to keep."""
     holdout: str | None = None
     """Rows that no model was trained on."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Names of columns by key (question, answer, messages, text)."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The columns, by key as in a recipe."""
     output: str | None = None
     """The folder of the run. None: runs/NAME for a recipe NAME.yaml."""
 
@@ -159,7 +159,7 @@ class SetFacts:
 
     source: DataSource
     """The set, with its format and columns."""
-    columns: Mapping[str, str]
+    columns: Mapping[str, Any]
     """The columns that a recipe has to name; empty if they are known by their names."""
     read: str
     """The columns that rows are read from, in words."""
@@ -207,18 +207,19 @@ def guess_prior(target: str) -> tuple[str, str] | None:
     return (base, f"the card, {CARD_FILE}") if base else None
 
 
-def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
+def inspect_set(text: str, columns: Mapping[str, Any]) -> SetFacts:
     """Read a data set: FILE, FOLDER[:CONFIGURATION] or Hub id[:CONFIGURATION].
 
-    columns: names by key (question, answer, messages, text), for sets whose columns are not known by their names.
+    columns: as in a recipe, for sets whose columns are not known by their names.
     Raise UsageError or DataError for a set that cannot be read, and ColumnsError if none of its columns is known.
     """
     path, _, name = text.partition(":")
     plain = DataSource(path, name=name or None)
     available = list(load_table(plain).column_names)
-    present = {key: name for key, name in columns.items() if name in available}
+    ignored = {key: names for key, names in columns.items() if key == "ignore"}
+    fits = all(name in available for key, name in columns.items() if key not in ignored)
     # Columns that the user names come first, if the set has them all.
-    for used in ([columns] if present == dict(columns) and columns else []) + [{}]:
+    for used in [columns, ignored] if fits else [ignored]:
         source = replace(plain, format=_format(plain, used, available), **used)
         form = find_form(source, available) if source.format == "qa" else None
         if form or (source.format == "text" and source.text in available):
