@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_215,
-    "modules": 273,
-    "lines of the tests": 40_417,
-    "words of the docs": 49_520,
+    "lines of the package": 33_377,
+    "modules": 274,
+    "lines of the tests": 40_520,
+    "words of the docs": 49_810,
     "commands": 24,
     "options": 109,
-    "keys of a recipe": 85,
+    "keys of a recipe": 90,
 }
 
 
