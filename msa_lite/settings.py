@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
+from msa_lite.addresses import HUB_FILES, AddressError, read_address
+
 CLOSED = {"extra": "forbid"}  # for pydantic: a recipe has no other keys
 Share = Annotated[float, Interval(ge=0, le=1)]
 Thinking = Literal["answer", "template"]
@@ -59,7 +61,8 @@ class DataSet:
     __pydantic_config__ = CLOSED
 
     path: str
-    """A Hub id, a folder in Hub layout, or a .jsonl (.ndjson), .json, .csv (.tsv), .parquet or .txt file."""
+    """A Hub id or the address of its page, a folder in Hub layout, or a .jsonl (.ndjson), .json, .csv (.tsv), .parquet
+    or .txt file."""
     format: Literal["qa", "text"] = "qa"
     """qa: questions with answers; the answers are learnt. text: documents; every token is learnt."""
     name: str | None = None
@@ -68,6 +71,17 @@ class DataSet:
     """The split. Default: train, or the only one."""
     revision: str | None = None
     """The commit, branch or tag of a Hub data set."""
+
+    def __post_init__(self) -> None:
+        if (address := read_address(self.path, "dataset")) is None:
+            return
+        path = f"{HUB_FILES}{address.repo}/{address.file}" if address.file else address.repo
+        object.__setattr__(self, "path", path)
+        for key in ("name", "split", "revision"):
+            named, given = getattr(address, key), getattr(self, key)
+            if named and given not in (None, named):
+                raise AddressError(f"{path}: the address says {key} {named}, and {key} is {given}; leave one out")
+            object.__setattr__(self, key, named or given)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.addresses import split_configuration
 from msa_lite.catalogue import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.arguments import (
     complete_recipe,
@@ -144,8 +145,8 @@ def _questions(options: dict[str, Any]) -> Asked:
     columns = read_columns(options["columns"])
     arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
     for name in filter(options.get, _SETS):
-        path, _, configuration = options[name].partition(":")
-        arguments[name] = DataSource(path, name=configuration or None, **columns)
+        path, configuration = split_configuration(options[name])
+        arguments[name] = DataSource(path, name=configuration, **columns)
     return OwnQuestions(**arguments)
 
 

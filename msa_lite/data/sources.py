@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msa_lite.addresses import HUB_FILES
 from msa_lite.data.forms import row_columns
 from msa_lite.data.records import READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
@@ -87,13 +88,21 @@ def _files(source: DataSource, to_fetch: bool) -> list[tuple[str, Path | str]]:
             raise DataError(f"{path}: the data set is empty")
         _choose_split(source, {"train": None})
         return [("", path)]
-    with _layout(source) as folder:
-        names = _split_files(source, folder)
-        if path.is_dir():
-            return [(name, path / name) for name in names]
+    repo, file = _place(source)
+    if file:
+        _check_ending(source, file)
+        _choose_split(source, {"train": None})
+        names = [file]
+    else:
+        with _layout(source) as folder:
+            names = _split_files(source, folder)
+            if path.is_dir():
+                return [(name, path / name) for name in names]
     if not to_fetch:
-        return [(name, f"hf://datasets/{source.path}@{pin_source(source).revision}/{name}") for name in names]
+        return [(name, f"{HUB_FILES}{repo}@{pin_source(source).revision}/{name}") for name in names]
     fetched = _fetch(pin_source(source), [glob.escape(name) for name in names])
+    if file and not (fetched / file).exists():
+        raise UsageError(f"{source.path}: {repo} has no such file at {source.revision or 'main'}")
     return [(name, fetched / name) for name in names]
 
 
@@ -132,7 +141,9 @@ def _fetch(source: DataSource, names: Sequence[str]) -> Path:
 
     try:
         return Path(
-            snapshot_download(source.path, repo_type="dataset", revision=source.revision, allow_patterns=list(names))
+            snapshot_download(
+                _place(source)[0], repo_type="dataset", revision=source.revision, allow_patterns=list(names)
+            )
         )
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         raise UsageError(f"{source.path}: cannot be loaded ({explain(error)})") from error
@@ -178,9 +189,22 @@ def _split_files(source: DataSource, folder: Path) -> list[str]:
     for name in names:
         if name.startswith(".."):
             raise DataError(f"{source.path}: its card names {name}, which is outside of it")
-        if ending_of(Path(name)) not in READERS:
-            raise UsageError(f"{source.path}: {name} has an unknown ending; choose from {', '.join(READERS)}")
+        _check_ending(source, name)
     return names
+
+
+def _check_ending(source: DataSource, name: str) -> None:
+    """Raise UsageError for a file that no reader reads."""
+    if ending_of(Path(name)) not in READERS:
+        raise UsageError(f"{source.path}: {name} has an unknown ending; choose from {', '.join(READERS)}")
+
+
+def _place(source: DataSource) -> tuple[str, str]:
+    """Return the repository of a source, and the file in it; "" for all of them."""
+    if not source.path.startswith(HUB_FILES):
+        return source.path, ""
+    *names, file = source.path.removeprefix(HUB_FILES).split("/", 2)
+    return "/".join(names), file
 
 
 def configurations(source: DataSource) -> list[str]:
@@ -205,6 +229,8 @@ def _choose_split(source: DataSource, splits: Mapping[str, Any]) -> Any:
 
 def is_remote_data(source: DataSource) -> bool:
     """Check whether a source is no path on this machine and could be a data set on the Hub."""
+    if source.path.startswith(HUB_FILES):
+        return True
     path = local_path(source.path)
     is_path = ending_of(path) in READERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
     return not path.exists() and not is_path
@@ -222,7 +248,7 @@ def pin_source(source: DataSource) -> DataSource:
     from huggingface_hub.errors import RevisionResolutionError
 
     try:
-        revision = HfApi().resolve_revision(source.path, repo_type="dataset", revision=source.revision)
+        revision = HfApi().resolve_revision(_place(source)[0], repo_type="dataset", revision=source.revision)
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         if isinstance(error, RevisionResolutionError) and source.revision is None:
             return source

@@ -20,11 +20,14 @@ from pydantic import (
     model_validator,
 )
 
+from msa_lite.addresses import model_name
 from msa_lite.io.files.schema import Closed
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.settings import Columns, DataSet, DataSource, PromptSettings
 
 OneValue = TypeVar("OneValue")
+ModelName = Annotated[str, AfterValidator(model_name)]
+"""A folder or repo[@revision], which may be given as the address of its page."""
 
 
 def no_truth(value: object) -> object:
@@ -170,7 +173,7 @@ Counts = Annotated[list[int], BeforeValidator(_parse_counts, json_schema_input_t
 class PastCheckpoint(Closed):
     """A checkpoint from the target's training, and when it was saved."""
 
-    checkpoint: str
+    checkpoint: ModelName
     """A folder or repo[@revision]. repo@tokens=3859B and repo@step=928646 find the revision of that number."""
     seen_tokens: Count | None = None
     """The number of tokens that it had seen, such as 20M. Default: the number in its name."""

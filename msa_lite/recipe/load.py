@@ -335,7 +335,7 @@ def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
         elif item["type"] == "missing":
             text = text.replace("Field required", "is missing")
         elif not isinstance(item["input"], dict):
-            text = f"{text[:1].lower()}{text[1:_SHOWN]}, got {_shown(item['input'])}"
+            text = f"{text[:1].lower()}{text[1 : 3 * _SHOWN]}, got {_shown(item['input'])}"
         lines.setdefault(path or "recipe", []).append(text)
     # A union reports each of its members; they belong in one line.
     return [f"{path}: {'; or '.join(dict.fromkeys(texts))}" for path, texts in lines.items()]

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, fie
 from msa_lite.catalogue import ATTACKS, BENCHMARKS, EVIDENCE, OWN, paper_scores, published, splits_help
 from msa_lite.errors import nearest
 from msa_lite.io.files.schema import Closed
-from msa_lite.recipe.inputs import AutoOffOr, AutoOr, Data, check_points
+from msa_lite.recipe.inputs import AutoOffOr, AutoOr, Data, ModelName, check_points
 from msa_lite.recipe.training import Rate
 from msa_lite.settings import JudgeSettings, Margins
 
@@ -50,7 +50,7 @@ class Evaluate(Closed):
     """Questions about the retain set, likewise. Default: retain.data, if it is qa, without the vector's sample."""
     holdout: Data | None = None
     """Questions that no model was trained on."""
-    ideal: str | None = None
+    ideal: ModelName | None = None
     """A model that never saw the forget set, shown beside the unlearned one; some metrics need it."""
     judge: JudgeSettings = JudgeSettings()
     """The judge of generated answers."""

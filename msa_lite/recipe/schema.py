@@ -27,6 +27,7 @@ from msa_lite.recipe.inputs import (
     Data,
     Demo,
     History,
+    ModelName,
     OneOrMore,
     Prompt,
     Request,
@@ -96,11 +97,11 @@ class Recipe(Closed):
         json_schema_extra={"anyOf": [{"required": [key]} for key in ("prior", "history", "retain")]}
     )
 
-    target: str
+    target: ModelName
     """θ_D, the finished model that is to forget: a folder or repo[@revision]."""
     history: History | None = None
     """Earlier checkpoints, instead of `prior`. The latest one from before the exposure becomes the prior."""
-    prior: str | None = None
+    prior: ModelName | None = None
     """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Without `prior` and
     `history`, the vectors are fitted from the target itself (task_vector). This needs rows to keep, for the filter, and
     holdout rows or an ideal."""

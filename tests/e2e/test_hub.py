@@ -92,6 +92,7 @@ def test_what_the_cache_holds_needs_no_hub(hub: Hub) -> None:
     online = hub.fetch("org/tiny@main")
     asked = len(hub.server.requests)
     assert hub.fetch("org/tiny@main", offline=True) == online
+    assert hub.fetch("https://huggingface.co/org/tiny/tree/main", offline=True) == online
     assert len(hub.server.requests) == asked
     assert_usage_error(hub.fetch("org/other", offline=True), "org/other: no such folder", "HF_HUB_OFFLINE=0")
     hub.server.stop()
@@ -134,6 +135,18 @@ def test_rows_come_from_the_cache_without_a_hub(data_hub: Hub) -> None:
     assert len(data_hub.server.requests) == asked
     data_hub.server.stop()  # not offline mode, but no answer: loading works too, after half a minute of retries
     assert data_hub.python(f"{LOAD}result = pin_source(DATA).revision") == online[0]
+
+
+def test_of_the_address_of_a_file_that_file_alone_is_read(data_hub: Hub) -> None:
+    code = "address = DataSource('https://huggingface.co/datasets/org/data/blob/main/forget.json')\n"
+    code += "pinned = pin_source(address)\ntexts = replace(pinned, format='text', text='answer')\n"
+    code += (
+        "result = [pinned.path, pinned.revision == pin_source(DATA).revision, load(address), [*stream_texts(texts)]]"
+    )
+    path = "hf://datasets/org/data/forget.json"
+    assert data_hub.python(LOAD + code) == [path, True, ROWS, ["a0", "a1"]]
+    code = f"result = error_of(load, DataSource({path.replace('forget', 'none')!r}))"
+    assert_usage_error(data_hub.python(LOAD + code), "none.json", "org/data has no such file")
 
 
 def test_rows_of_the_hub_are_in_no_cache_of_datasets(data_hub: Hub) -> None:

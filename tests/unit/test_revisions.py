@@ -1,4 +1,4 @@
-"""Numbers of tokens and steps: as texts, in names of checkpoints, and as revisions."""
+"""Names of models and data: numbers of tokens and steps, revisions, and addresses of the Hub's pages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msa_lite.addresses import AddressError, model_name, split_configuration
+from msa_lite.errors import RecipeError, UsageError
+from msa_lite.evals.benchmarks.dataset import split_revision
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
-from msa_lite.io.weights.hub import find_branch, is_number
+from msa_lite.io.weights.hub import find_branch, is_number, is_remote, split_name
+from msa_lite.recipe import load_recipe
+from msa_lite.settings import DataSource
 
 # As of OLMo 2 7B: 4,194,304 tokens a step, and three runs of stage 2 that count from its start.
 BRANCHES = [
@@ -123,3 +128,98 @@ def test_only_numbers_are_looked_up() -> None:
         *[True] * 2,
         *[False] * 5,
     ]
+
+
+HUB, DATA = "https://huggingface.co/org/name", "https://huggingface.co/datasets/org/name"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (HUB, "org/name"),
+        (f"{HUB}/", "org/name"),
+        ("HTTP://www.HuggingFace.co/org/name?library=transformers#usage", "org/name"),
+        ("huggingface.co/org/name", "org/name"),
+        ("hf.co/org/name", "org/name"),
+        ("hf://org/name@v1", "org/name@v1"),
+        ("git@hf.co:org/name.git", "org/name"),
+        ("https://me:hf_secret@huggingface.co/org/name.git", "org/name"),
+        ("https://huggingface.co/gpt2/tree/main", "gpt2"),
+        (f"{HUB}/tree/main/", "org/name"),
+        (f"{HUB}/tree/stage1-step150", "org/name@stage1-step150"),
+        (f"{HUB}/tree/refs%2Fpr%2F1", "org/name@refs/pr/1"),
+        (f"{HUB}/commit/0123abcd", "org/name@0123abcd"),
+        (f"{HUB}/blob/main/config.json", "org/name"),
+        (f"{HUB}/resolve/v1/model-00001-of-00002.safetensors?download=true", "org/name@v1"),
+        ("https://hub.example:8080/org/name/tree/v1", "org/name@v1"),
+        ("org/name@v1", "org/name@v1"),
+        ("./folder", "./folder"),
+    ],
+)
+def test_the_address_of_a_model_is_taken_as_its_repository(
+    address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example:8080")
+    assert model_name(address) == model_name(name) == name
+    recipe = load_recipe({"target": address, "prior": address, "forget": {"data": {"path": DATA}}, "output": "out"})
+    assert (recipe.target, recipe.prior, recipe.forget.data.path) == (name, name, "org/name")
+    if name.startswith("org/"):
+        assert is_remote(address)
+        assert split_name(address) == split_name(name)
+
+
+@pytest.mark.parametrize(
+    ("address", "path", "others"),
+    [
+        (f"{DATA}/", "org/name", {}),
+        ("hf.co/datasets/org/name", "org/name", {}),
+        (f"{DATA}/tree/v2", "org/name", {"revision": "v2"}),
+        (f"{DATA}/viewer/forget10/train?row=5", "org/name", {"name": "forget10", "split": "train"}),
+        ("https://huggingface.co/datasets/squad/viewer", "squad", {}),
+        (f"{DATA}/blob/main/data/x.jsonl", "hf://datasets/org/name/data/x.jsonl", {}),
+        ("hf://datasets/org/name@v2/x.csv", "hf://datasets/org/name/x.csv", {"revision": "v2"}),
+    ],
+)
+def test_the_address_of_a_data_set_is_taken_as_what_it_shows(address: str, path: str, others: dict[str, str]) -> None:
+    source = DataSource(*split_configuration(address)[:1])
+    assert source == DataSource(path, **others)  # type: ignore[arg-type]
+    data = load_recipe(
+        {"target": "T", "prior": "P", "forget": {"data": {"path": address}}, "output": "out"}
+    ).forget.data
+    assert (data.path, data.name, data.split, data.revision) == (path, source.name, source.split, source.revision)
+    if "/x." not in path:
+        assert split_revision(address) == (path, others.get("revision"))
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "says"),
+    [
+        (DATA, "model", "is a data set"),
+        (HUB, "dataset", "huggingface.co/datasets/"),
+        (f"{HUB}/tree/main/checkpoint-500", "model", "hf download org/name --include 'checkpoint-500/*'"),
+        (f"{HUB}/blob/v1/model-Q4_K_M.gguf", "model", "--revision v1 --include 'model-Q4_K_M.gguf'"),
+        (f"{DATA}/tree/main/data", "dataset", "--repo-type dataset --include 'data/*'"),
+        (f"{HUB}/discussions/3", "model", "give org/name"),
+        ("https://huggingface.co/spaces/org/name", "model", "names no model"),
+        ("https://huggingface.co/", "model", "names no model"),
+        ("hf.co/org/name:Q4_K_M", "model", "no name of a repository"),
+        ("https://example.org/a/b.jsonl?signature=secret", "dataset", "download it"),
+        ("s3://bucket/model", "model", "download it"),
+        ("file:///data/model", "model", "/data/model"),
+    ],
+)
+def test_other_addresses_are_refused_with_the_reason_and_without_a_network(address: str, kind: str, says: str) -> None:
+    with pytest.raises(AddressError, match=re.escape(says)) as caught:
+        model_name(address) if kind == "model" else DataSource(address)
+    assert "secret" not in str(caught.value)
+    recipe = {"target": "T", "prior": "P", "forget": {"data": {"path": "x.jsonl"}}, "output": "out"}
+    recipe |= {"target": address} if kind == "model" else {"forget": {"data": {"path": address}}}
+    with pytest.raises(RecipeError, match=re.escape(says)):
+        load_recipe(recipe)
+
+
+def test_an_address_and_a_key_do_not_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="name is other"):
+        DataSource(f"{DATA}/viewer/forget10", name="other")
+    assert split_configuration(f"{DATA}/tree/main") == (f"{DATA}/tree/main", None)
+    assert split_configuration("folder:forget10") == ("folder", "forget10")

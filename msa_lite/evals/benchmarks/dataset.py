@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msa_lite.addresses import read_address
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
 from msa_lite.data.sources import configurations
 from msa_lite.errors import DataError, MsaError, join_faults
@@ -70,6 +71,8 @@ def split_revision(data: str) -> tuple[str, str | None]:
     """Return (path, revision) of a folder or Hub id[@revision]."""
     if local_path(data).exists():
         return data, None
+    if address := read_address(data, "dataset"):
+        return address.repo, address.revision
     path, _, revision = data.partition("@")
     return path, revision or None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msa_lite.addresses import model_name
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.spellings import without_login
@@ -146,6 +147,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
     """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raise as `fetch`."""
     if not is_text(name):
         raise UsageError(f"{name!a}: the name is no UTF-8; rename the folder")
+    name = model_name(name)
     folder, patterns = local_path(name), list(patterns)
     if os.path.isdir(folder):
         seen = take_marks(folder, patterns)
@@ -171,11 +173,12 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Split `repo[@revision]` into (repository, revision); a revision by number becomes the branch that has it.
+    """Split `repo[@revision]`, or the address of its page, into (repository, revision).
 
-    Raise UsageError when no branch has the number, or several have, or the branches cannot be listed.
+    A revision by number becomes the branch that has it. Raise UsageError when no branch has the number, or several
+    have, or the branches cannot be listed.
     """
-    repo, _, revision = name.partition("@")
+    repo, _, revision = model_name(name).partition("@")
     return repo, _branch_by_number(repo, revision) if is_number(revision) else revision or None
 
 
@@ -210,7 +213,11 @@ def _cached_branches(repo: str) -> list[str]:
 
 
 def is_remote(name: str) -> bool:
-    """Check whether a name is no path on this machine but could be a Hub repository."""
+    """Check whether a name is no path on this machine but could be a Hub repository.
+
+    Raise UsageError for an address of something else.
+    """
+    name = model_name(name)
     return not local_path(name).exists() and bool(_REPO_AT_REVISION.fullmatch(name)) and not name.startswith(".")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.catalogue import OWN
-from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
+from msa_lite.data import DataSource, Example, Row, encode, is_remote_data, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path, read_yaml
@@ -106,7 +106,8 @@ def find_facts(recipe: Recipe) -> Facts:
     names = {"target": recipe.target} | ({"prior": recipe.prior_checkpoint} if recipe.has_prior else {})
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
-    is_far = any(map(is_remote, [*names.values(), *(data.path for data in recipe.data_sets.values())]))
+    is_far = any(map(is_remote, names.values()))
+    is_far = is_far or any(is_remote_data(DataSource(data.path)) for data in recipe.data_sets.values())
     with offline_where_unreachable() if is_far else nullcontext():
         models = find_model_facts(names)
         shapes = {**models.shapes, "prior": models.shapes.get("prior", models.shapes["target"])}

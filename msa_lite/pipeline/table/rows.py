@@ -12,12 +12,12 @@ from typing import Any, TypeVar, cast
 from msa_lite.baselines.methods import check_grids
 from msa_lite.comparison.entries import METHOD_LABELS
 from msa_lite.comparison.published import load_published
+from msa_lite.data import DataSource, is_remote_data
 from msa_lite.errors import Faults, MsaError, OutputError, UsageError, nearest
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json
-from msa_lite.io.weights.hub import is_remote
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.run.folder import check_run_folder
@@ -235,7 +235,7 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow]) -> None:
             if name in missing:
                 absent.setdefault((name, role), []).append(row.label)
         for path in _data(row):
-            if not local_path(path).exists() and not is_remote(path):
+            if not local_path(path).exists() and not is_remote_data(DataSource(path)):
                 absent.setdefault((path, "data"), []).append(row.label)
         with faults.gathered(f"{row.label}: "):
             check_run_folder(row.recipe.folder, "training" if row.kind == "train" else "run")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from msa_lite.addresses import model_name, split_configuration
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, Faults, MismatchError, MsaError, UsageError, join_faults
@@ -91,6 +92,7 @@ def init_recipe(file: str, wishes: Wishes) -> Draft:
     require("train")
     path = local_path(file)
     check_new_file(path)
+    wishes = replace(wishes, target=model_name(wishes.target), prior=wishes.prior and model_name(wishes.prior))
     names = [name for name in (wishes.target, wishes.prior) if name]
     with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():
         wishes, why_prior = _with_prior(replace(wishes, output=wishes.output or f"runs/{path.stem}"))
@@ -213,8 +215,8 @@ def inspect_set(text: str, columns: Mapping[str, Any]) -> SetFacts:
     columns: as in a recipe, for sets whose columns are not known by their names.
     Raise UsageError or DataError for a set that cannot be read, and ColumnsError if none of its columns is known.
     """
-    path, _, name = text.partition(":")
-    plain = DataSource(path, name=name or None)
+    path, name = split_configuration(text)
+    plain = DataSource(path, name=name)
     available = list(load_table(plain).column_names)
     ignored = {key: names for key, names in columns.items() if key == "ignore"}
     fits = all(name in available for key, name in columns.items() if key not in ignored)
@@ -291,7 +293,7 @@ def _set(path: Path, key: str, facts: SetFacts, more: Mapping[str, str] = Mappin
     """Return the line of a data set."""
     source = facts.source
     values: dict[str, Any] = {"path": source.path}
-    values |= {"name": source.name} if source.name else {}
+    values |= {key: value for key in ("name", "split", "revision") if (value := getattr(source, key))}
     values |= {"format": "text"} if source.format == "text" else {}
     values |= {"columns": dict(facts.columns)} if facts.columns else {}
     kind = "documents" if source.format == "text" else "rows"
