@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
-from msa_lite.addresses import HUB_FILES, AddressError, read_address
+from msa_lite.io.files.addresses import HUB_FILES, AddressError, read_address
 
 CLOSED = {"extra": "forbid"}  # for pydantic: a recipe has no other keys
 Share = Annotated[float, Interval(ge=0, le=1)]

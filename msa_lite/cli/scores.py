@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.addresses import split_configuration
 from msa_lite.catalogue import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.arguments import (
     complete_recipe,
@@ -33,6 +32,7 @@ from msa_lite.cli.output import (
 )
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.console.libraries import require
+from msa_lite.io.files.addresses import split_configuration
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:

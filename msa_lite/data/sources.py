@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msa_lite.addresses import HUB_FILES
 from msa_lite.data.forms import row_columns
 from msa_lite.data.records import READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
+from msa_lite.io.files.addresses import HUB_FILES
 from msa_lite.io.files.reading import local_path, open_file, read_bytes
 from msa_lite.io.weights.hub import explain
 from msa_lite.settings import DataSource

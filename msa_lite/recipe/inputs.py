@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from msa_lite.addresses import model_name
+from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.schema import Closed
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.settings import Columns, DataSet, DataSource, PromptSettings

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.addresses import AddressError, model_name, split_configuration
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.evals.benchmarks.dataset import split_revision
+from msa_lite.io.files.addresses import AddressError, model_name, split_configuration
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.io.weights.hub import find_branch, is_number, is_remote, split_name
 from msa_lite.recipe import load_recipe
@@ -202,7 +202,7 @@ def test_the_address_of_a_data_set_is_taken_as_what_it_shows(address: str, path:
         (f"{HUB}/discussions/3", "model", "give org/name"),
         ("https://huggingface.co/spaces/org/name", "model", "names no model"),
         ("https://huggingface.co/", "model", "names no model"),
-        ("hf.co/org/name:Q4_K_M", "model", "no name of a repository"),
+        ("hf.co/org/name:Q4_K_M", "model", "names no model"),
         ("https://example.org/a/b.jsonl?signature=secret", "dataset", "download it"),
         ("s3://bucket/model", "model", "download it"),
         ("file:///data/model", "model", "/data/model"),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.addresses import read_address
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
 from msa_lite.data.sources import configurations
 from msa_lite.errors import DataError, MsaError, join_faults
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings
+from msa_lite.io.files.addresses import read_address
 from msa_lite.io.files.reading import local_path
 
 Table = list[dict[str, Any]]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.addresses import model_name
 from msa_lite.errors import FormatError, UsageError, join_faults
+from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard
 from msa_lite.io.weights.factors import LowRank

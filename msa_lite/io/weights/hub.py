@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.addresses import model_name
 from msa_lite.errors import FormatError, UsageError
+from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.spellings import without_login
 from msa_lite.io.files.writing import check_space, digest, hash_file

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
-from msa_lite.addresses import model_name, split_configuration
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, Faults, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
+from msa_lite.io.files.addresses import model_name, split_configuration
 from msa_lite.io.files.reading import local_path, parse_yaml, read_text
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
