@@ -156,17 +156,24 @@ def _only(record: RawRow, columns: Sequence[str], read: Callable[[str], str]) ->
 
 
 def read_cell(record: RawRow, column: str) -> str:
-    """Return a cell's text: a text, a whole number, true or false, or a number of JSON as it stands in the file.
+    """Return a cell's text as `cell_text`. Raise Unreadable for anything else, for null and for blanks."""
+    return cell_text(record.get(column), f"column '{column}'")
+
+
+def cell_text(value: Any, where: str, may_be_empty: bool = False) -> str:
+    """Return a text, a whole number, a number of JSON as it stands in the file, or True or False, as Python writes it.
 
     Raise Unreadable for anything else. A float of Parquet is no text, for the file does not say how it was written.
+    where: what messages name. may_be_empty: take null for "", and blanks as they are.
     """
-    value = record.get(column)
-    if isinstance(value, str | int | WrittenNumber) and str(value).strip():
+    if isinstance(value, str | int | WrittenNumber) and (may_be_empty or str(value).strip()):
         return str(value)
+    if value is None and may_be_empty:
+        return ""
     if value is None or isinstance(value, str):
-        raise Unreadable(f"column '{column}': {value!r}")
+        raise Unreadable(f"{where}: {value!r}")
     shown = json.dumps(value) if isinstance(value, float) else clip(repr(value), _SHOWN)
-    raise Unreadable(f"column '{column}': {shown} is no text but of type {type(value).__name__}; write it as text")
+    raise Unreadable(f"{where}: {shown} is no text but of type {type(value).__name__}; write it as text")
 
 
 def read_optional_cell(record: RawRow, column: str) -> str:

@@ -142,6 +142,15 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     assert "configuration 'privleak': no column 'text'" in lines[3]
 
 
+def test_cells_that_are_no_text_are_named_in_every_column(tmp_path: Path) -> None:
+    rows = {key: [dict.fromkeys(rows[0], float("nan")), *rows[1:]] for key, rows in ROWS.items()}
+    with pytest.raises(DataError) as caught:
+        MUSE.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
+    for configuration, split in ROWS:
+        place = f"configuration '{configuration}': {configuration}/{split}.jsonl, row 0 (line 1), column "
+        assert place in str(caught.value)
+
+
 # Metrics by hand
 
 

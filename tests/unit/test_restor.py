@@ -275,6 +275,12 @@ def test_sampling_draws_three_answers_in_two_hundred_tokens(
 # What cannot be used
 
 
+def facts(example: Any = "it", **fact: Any) -> bytes:
+    """The file of facts, with an answer of an example."""
+    example = {"entity": "Zoe", "question": "Why?", "answer": example}
+    return json.dumps({"dset": {who: {"P1": fact} for who in ("Ann", "Bob")}, "context": {"P1": [example]}}).encode()
+
+
 def test_data_that_are_not_there_are_said_to_come_from(prompter: Prompter, data: Path, tmp_path: Path) -> None:
     (data / "wikidata" / "v0" / "mix_b7.jsonl.gz").write_bytes(b"")
     for settings, message in (
@@ -291,7 +297,19 @@ def test_data_that_are_not_there_are_said_to_come_from(prompter: Prompter, data:
     ("name", "content", "message"),
     [
         ("facts.json", b'{"dset": {', "not JSON"),
-        ("facts.json", b'{"dset": {"Ann": {"P1": {}}, "Bob": {"P1": {}}}, "context": {}}', "not in RESTOR's layout"),
+        ("facts.json", b'{"dset": {"Ann": {"P1": 1}, "Bob": {"P1": {}}}, "context": {}}', "not in RESTOR's layout"),
+        (
+            "facts.json",
+            facts(question=1.5, answers=[]),
+            r"\n  Ann, P1, column 'question': 1.5 is .*\n  Bob, P1",
+        ),
+        ("facts.json", facts(question=None, answers=[]), "Ann, P1, column 'question': None"),
+        ("facts.json", facts(question="Who?", answers=["a", float("nan")]), "Ann, P1, answers: NaN is no text"),
+        (
+            "facts.json",
+            facts([1.5], question="Who?", answers=[]),
+            "Ann, P1, column 'answer': .* of type list",
+        ),
         ("entities.json", b"7", "not in RESTOR's layout"),
         ("entities.json", b'["Ann", "Zoe", "Yan"]', r"Zoe: no facts\n.*Yan: no facts"),
         ("wikidata/v0/mix_a0.json", b'["Ann"]', "not in RESTOR's layout"),

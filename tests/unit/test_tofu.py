@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.support.benchmark_data import (
     TOFU_METRICS,
     UTILITY,
     made_up,
+    make_prompter,
     make_tofu,
     token_scores,
     write_tofu,
@@ -115,10 +117,32 @@ def test_an_empty_paraphrase_leaves_no_truth_ratio(
     assert made_up(tofu, "real_authors", 0, **texts)["truth_ratio"] == pytest.approx(1 / 4)
 
 
-def test_wrong_answers_that_are_no_list_are_refused(tmp_path: Path) -> None:
-    rows = [found | {"perturbed_answer": "It is 3 miles away."} for found in TABLES["retain_perturbed"]]
-    with pytest.raises(DataError, match=r"retain, row 0: its perturbed_answer is no list .* 'It is 3"):
+NO_TEXT = [float("nan"), float("-inf"), ["a"], {"a": 1}]
+
+
+@pytest.mark.parametrize("column", ["question", "answer", "paraphrased_answer", "paraphrased_question"])
+@pytest.mark.parametrize("cell", NO_TEXT)
+def test_a_cell_that_is_no_text_is_refused(column: str, cell: Any, tmp_path: Path) -> None:
+    rows = TABLES["forget01_perturbed"]
+    with pytest.raises(DataError, match=rf"_perturbed': .*jsonl, row 1 \(line 2\), column '{column}': .* no text"):
+        make_tofu(tmp_path, {**TABLES, "forget01_perturbed": [rows[0], rows[1] | {column: cell}]})
+
+
+@pytest.mark.parametrize("cells", ["It is 3 miles away.", *([cell] for cell in NO_TEXT)])
+def test_wrong_answers_that_are_no_texts_are_refused(cells: Any, tmp_path: Path) -> None:
+    rows = [found | {"perturbed_answer": cells} for found in TABLES["retain_perturbed"]]
+    with pytest.raises(DataError, match=r"retain_perturbed': .*row 0 \(line 1\), column 'perturbed_answer'.* is no "):
         make_tofu(tmp_path, {**TABLES, "retain_perturbed": rows})
+
+
+def test_numbers_of_a_data_set_are_as_they_are_written(tmp_path: Path) -> None:
+    number = "It costs {}."
+    rows = [row | {"answer": number, "perturbed_answer": [number, number]} for row in TABLES["forget01_perturbed"]]
+    data = Path(write_tofu(tmp_path, {**TABLES, "forget01_perturbed": rows}))
+    file = data / "forget01_perturbed/train.jsonl"
+    file.write_text(file.read_text().replace(f'"{number}"', "1.10").replace("1.10]", "0]"))
+    item = TOFU.load(make_prompter(), BenchmarkSettings(str(data), "forget01")).sets["forget"].items[0]
+    assert (item.fields["answer"], item.fields["perturbed_answer"]) == ("1.10", ["1.10", "0"])
 
 
 @pytest.mark.parametrize("missing", [None, " "])

@@ -99,9 +99,7 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
         items = [_question(prompter, i, row, shots) for i, row in rows[f"knowmem_{side}"]]
         sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
     for name in _PRIVLEAK:
-        sets[name] = ItemSet(
-            [text_item(tokenizer, i, str(row["text"] or "")) for i, row in rows[name]], with_z=True, ends=False
-        )
+        sets[name] = ItemSet([text_item(tokenizer, i, row["text"]) for i, row in rows[name]], with_z=True, ends=False)
     return MUSE.over(split, sets, prompter, settings.compat)
 
 
@@ -157,19 +155,19 @@ def _split_of(data: str | None) -> str:
 
 
 def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
-    fields = {key: str(row[key] or "") for key in ("prompt", "gt")}
+    fields = {key: row[key] for key in ("prompt", "gt")}
     ids = list(tokenizer(fields["prompt"])["input_ids"])
     text = completion(tokenizer, index, fields["prompt"], f" {fields['gt']}")
     return Item(index, fields, {"text": text}, ids or None)
 
 
 def _question(prompter: Prompter, index: int, row: Mapping[str, Any], shots: Shots) -> Item:
-    fields = {key: str(row[key] or "") for key in ("question", "answer")}
+    fields = {key: row[key] for key in ("question", "answer")}
     return Item(index, fields, prompt=prompter.prompt(Row(index, fields["question"], earlier=shots)))
 
 
 def _shots(table: Table) -> Shots:
-    return tuple((str(row["question"]), str(row["answer"])) for row in table)
+    return tuple((row["question"], row["answer"]) for row in table)
 
 
 def _sides(records: Records) -> Sides:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter, sample_rows
+from msa_lite.data.forms import Unreadable, cell_text, read_cell
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (
@@ -71,7 +72,7 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
         without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
         if without:
             raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
-        items = _items(prompter, facts, entities, corrupted)
+        items = _items(prompter, folder, facts, entities, corrupted)
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
     decoding = SAMPLED if "sampling" in settings.compat else GREEDY
@@ -203,23 +204,35 @@ def _read(path: Path) -> Any:
 
 
 def _items(
-    prompter: Prompter, facts: Mapping[str, Any], entities: Sequence[str], corrupted: Collection[str]
+    prompter: Prompter, folder: Path, facts: Mapping[str, Any], entities: Sequence[str], corrupted: Collection[str]
 ) -> list[Item]:
-    """Return a question for every fact about the entities, in the order of the files."""
-    items: list[Item] = []
+    """Return a question for every fact about the entities, in the order of the files.
+
+    Raise DataError with the places of questions and answers that are no text.
+    """
+    items, faults = list[Item](), list[str]()
     for entity in entities:
         for relation, fact in facts["dset"][entity].items():
             others = [other for other in facts["context"].get(relation, []) if other["entity"] != entity]
-            examples = "".join(f"{other['question']} {other['answer']}\n" for other in others[:EXAMPLES])
+            try:
+                shown = [[read_cell(other, key) for key in ("question", "answer")] for other in others[:EXAMPLES]]
+                question = read_cell(fact, "question")
+                right = [cell_text(answer, "answers", may_be_empty=True) for answer in fact["answers"] or []]
+            except Unreadable as error:
+                faults.append(f"{entity}, {relation}, {error}")
+                continue
+            examples = "".join(f"{asked} {answer}\n" for asked, answer in shown)
             fields = {
-                "question": str(fact["question"]).rstrip(),
-                "answers": [str(answer) for answer in fact["answers"] or [] if str(answer).strip()],
+                "question": question.rstrip(),
+                "answers": [answer for answer in right if answer.strip()],
                 "entity": entity,
                 "relation": relation,
                 "corrupted": entity in corrupted,
             }
             prompt = list(prompter.tokenizer(examples + fields["question"])["input_ids"])
             items.append(Item(len(items), fields, prompt=prompt, group=entity))
+    if faults:
+        raise DataError(join_faults(f"{folder}: facts.json: no text; correct it, or take the facts out:", faults))
     return items
 
 

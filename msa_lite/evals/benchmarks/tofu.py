@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from msa_lite.data import Prompter, Row
-from msa_lite.errors import DataError, UsageError, nearest
+from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import (
     NO_IDEAL,
     harmonic_metric,
@@ -52,6 +52,7 @@ _PARAPHRASE = "paraphrased_question"
 _QUESTION = ("question", "answer")
 _WRONG = (*_QUESTION, "perturbed_answer")
 _PARAPHRASED = (*_WRONG, "paraphrased_answer")
+_LISTS = ("perturbed_answer",)
 _UTILITY = {"r": "retain", "ra": "real_authors", "wf": "world_facts"}  # ending of a metric's name → set
 _JUDGED = {
     "forget": {"acc_forget": acc_forget, "acc_recover": acc_recover},
@@ -73,10 +74,10 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
     tables = load_parts(
         settings.data or _HOME,
         {
-            "forget": Part(f"{split}_perturbed", _PARAPHRASED),
-            "retain": Part("retain_perturbed", _PARAPHRASED),
-            "real_authors": Part("real_authors_perturbed", _WRONG),
-            "world_facts": Part("world_facts_perturbed", _WRONG),
+            "forget": Part(f"{split}_perturbed", _PARAPHRASED, lists=_LISTS, extra=(_PARAPHRASE,)),
+            "retain": Part("retain_perturbed", _PARAPHRASED, lists=_LISTS),
+            "real_authors": Part("real_authors_perturbed", _WRONG, lists=_LISTS),
+            "world_facts": Part("world_facts_perturbed", _WRONG, lists=_LISTS),
             "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
         },
     )
@@ -93,12 +94,9 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
 
 def _wordings(settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
     """Return the paraphrases of questions; none for a copy of the data without them."""
-    part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question", _PARAPHRASE), optional=True)
-    try:
-        table = load_parts(settings.data or _HOME, {"forget": part}).get("forget", [])
-    except DataError:
-        return {}
-    known = {row["question"]: str(row[_PARAPHRASE] or "") for row in table}
+    part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question",), optional=True, extra=(_PARAPHRASE,))
+    table = load_parts(settings.data or _HOME, {"forget": part}).get("forget", [])
+    known = {row["question"]: row[_PARAPHRASE] for row in table}
     paraphrases = [known.get(question, "") for question in questions]
     return {"paraphrased": paraphrases} if all(paraphrases) else {}
 
@@ -161,13 +159,10 @@ def _judge_calls(records: Records, ideal: Records | None, judge: JudgeSettings) 
 
 
 def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) -> Item:
-    question, answer = str(row["question"] or ""), str(row["answer"] or "")
+    question, answer = row["question"], row["answer"]
     fields: dict[str, Any] = {"question": question, "answer": answer}
-    wrong = row.get("perturbed_answer")
-    if wrong is not None and not isinstance(wrong, list):
-        raise DataError(f"{set_name}, row {index}: its perturbed_answer is no list of answers but {wrong!r}")
     if set_name != "holdout":
-        fields["perturbed_answer"] = [str(text or "") for text in wrong or []]
+        fields["perturbed_answer"] = row["perturbed_answer"]
     if not question.strip():
         return Item(index, fields)
     texts = {"answer": answer_texts(prompter, index, question, [answer])}
