@@ -134,8 +134,16 @@ def test_a_search_prints_the_files_in_which_rows_stand(
     assert call_cli("purge", run, "--search", notes, "--yes")[0] == 2
     status, _, err = call_cli("purge", run, "--search", tmp_path / "absent")
     assert (status, "no such folder" in err) == (2, True)
-    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(tmp_path / "gone.jsonl"))
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    shutil.copy(history / "data/retain.jsonl", rows / "train.jsonl")
+    shutil.copy(history / "data/forget.jsonl", rows / "test.jsonl")
+    text = (run / "recipe.yaml").read_text()
+    text = text.replace(str(history / "data/forget.jsonl"), str(rows)).replace("split: null", "split: test", 1)
     (run / "recipe.yaml").write_text(text)
+    status, out, _ = call_cli("purge", run, "--search", notes)
+    assert (status, out.split()) == (0, [str(notes / "log.json"), str(notes / "said.txt")])
+    (run / "recipe.yaml").write_text(text.replace(str(rows), str(tmp_path / "gone.jsonl")))
     status, _, err = call_cli("purge", run, "--search", notes)
     assert (status, "put their files back to search" in err) == (2, True)
 

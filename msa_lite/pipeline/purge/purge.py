@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msa_lite.data import DataSource, Row, is_remote_data
-from msa_lite.data.rows import read_any_rows
+from msa_lite.data import DataSource, Row, is_remote_data, load_rows
 from msa_lite.errors import MsaError, StageError, UsageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object
@@ -254,7 +253,7 @@ def _texts(run: RunFolder) -> list[str]:
     rows, faults = list[Row](), []
     for key, source in forget_sources(run):
         try:
-            rows += read_any_rows(source.path, source)
+            rows += load_rows(source)
         except (MsaError, OSError) as error:
             faults.append(f"{key}: {error}")
     if faults:
