@@ -108,8 +108,9 @@ def read_messages(value: Any) -> Sequence[Any] | None:
     messages = [parsed] if isinstance(parsed, dict) else parsed
     if not isinstance(messages, list) or not messages:
         return None
-    is_sure = isinstance(value, list) or all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages)
-    return messages if is_sure else None
+    if isinstance(value, list):
+        return messages if any(isinstance(m, dict) for m in messages) else None
+    return messages if all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages) else None
 
 
 def read_conversation(messages: Sequence[Any], where: str, functions: str, shown: range) -> Conversation:

@@ -15,11 +15,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from msa_lite.errors import DataError, MsaError, clip
-from msa_lite.io.files.reading import open_file, parse_json, printable
+from msa_lite.io.console.libraries import require
+from msa_lite.io.files.reading import check_json, open_file, parse_json, printable
 
 Numbered = tuple[int | None, dict[str, Any]]
 """A record with the line of the file in which it begins, None where it is not known."""
 Lines = Iterator[tuple[int, bytes]]
+
+PLAIN = "only .jsonl, .json, .csv and .txt files are read without `datasets`"
 
 _LONGEST = 256 << 20  # bytes of a line
 _WHOLE_FILE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
@@ -27,6 +30,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLANK = b" \t\r\n"
 _FLAT = 50  # a row with at most this many brackets cannot be nested too deep
 _SHOWN = 40  # characters of a row to show in a message
+_DIGITS = 4000  # of a whole number; Python reads no more than 4300
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a |"}
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _CONVERT = "save it as UTF-8, as with `iconv -f {} -t UTF-8 OLD > NEW`"
@@ -44,13 +48,22 @@ class WrittenNumber(float):
         number.text = text
         return number
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
-_DECODER = json.JSONDecoder(
-    parse_float=WrittenNumber, parse_int=lambda text: WrittenNumber(text) if text == "-0" else int(text)
-)
+def _whole_number(text: str) -> int | WrittenNumber:
+    return WrittenNumber(text) if text == "-0" or len(text) > _DIGITS else int(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return dict(pairs)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=WrittenNumber, parse_int=_whole_number)
 
 
 def ending_of(path: PurePosixPath | Path) -> str:
@@ -68,7 +81,7 @@ def stream_file(path: Path | str, names: Collection[str] = ()) -> Iterator[Numbe
 
     JSON: objects, one after the other; a list of objects or texts; or one object that holds a table (`_open_table`).
     CSV: separated by commas, semicolons, tabs or |; cells are text. Text: one record. All of them in UTF-8. Parquet:
-    values as pyarrow gives them.
+    values as pyarrow gives them. `read_cell` says which values are text.
 
     path: a file of this machine, or the address of one that `fsspec` opens. names: the columns that rows are read from;
     an object that has one of them is a row.
@@ -143,7 +156,7 @@ def _text_lines(path: str, stream: BinaryIO) -> Iterator[str]:
     """Yield the lines of a text, which end as they do in the file."""
     for number, line in _lines(path, stream):
         text = _decoded(f"{path}: line {number}", line)
-        yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
+        yield from re.split(r"(?<=\r)(?!\n|$)", text) if "\r" in text else [text]
 
 
 def _read_text(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
@@ -152,10 +165,35 @@ def _read_text(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numb
 
 
 def _read_parquet(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
+    require("train", f"{path}: {PLAIN}")
     import pyarrow.parquet
 
-    for batch in pyarrow.parquet.ParquetFile(stream).iter_batches():
-        yield from ((None, record) for record in batch.to_pylist())
+    file, row = pyarrow.parquet.ParquetFile(stream), 0
+    names = file.schema_arrow.names
+    _check_names(path, names)
+    for batch in file.iter_batches():
+        columns = [_parquet_cells(path, name, cells, row) for name, cells in zip(names, batch.columns, strict=True)]
+        yield from ((None, dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True))
+        row += len(batch)
+
+
+def _parquet_cells(path: str, name: str, column: Any, first: int) -> list[Any]:
+    """Return the values of a column from row `first` on. Raise DataError for those that Python cannot hold."""
+    values = []
+    for row, cell in enumerate(column, first):
+        try:
+            values.append(cell.as_py())
+        except Exception as error:  # dates beyond its years, text that is no UTF-8
+            raise DataError(
+                f"{path}: {row_place(row, None)}, column {name!r}: no value of {column.type} ({error}); write it as "
+                "text, or take the column out"
+            ) from error
+    return values
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    if twice := [name for name in dict.fromkeys(names) if name.strip() and names.count(name) > 1]:
+        raise DataError(f"{path}: the column {', '.join(map(repr, twice))} stands twice; rename one")
 
 
 def _read_json(path: str, stream: BinaryIO, names: Collection[str]) -> Iterator[Numbered]:
@@ -191,7 +229,7 @@ def _row_of(path: str, row: int, line: int, value: Any, text: str, may_be_text: 
     """Return a value of JSON as a record. Raise DataError for what is no row, nested too deep, or no Unicode."""
     where = f"{path}: {row_place(row, line)}"
     if "\\u" in text or text.count("[") + text.count("{") > _FLAT:
-        parse_json(text, where, DataError)
+        check_json(value, text, where, DataError)
     if may_be_text and isinstance(value, str):
         return {"text": value}
     if not isinstance(value, dict):
@@ -255,8 +293,10 @@ def _open_table(path: str, value: Mapping[str, Any], names: Collection[str]) -> 
     """
     values = list(value.values())
     if value and all(isinstance(item, dict) and item for item in values):
-        by_row = all(key.isdecimal() for key in value)
-        return values if by_row else _turn(path, {key: list(item.values()) for key, item in value.items()})
+        if all(key.isdecimal() for key in value):
+            return values
+        indices = dict.fromkeys(chain.from_iterable(values))
+        return _turn(path, {key: [item.get(index) for index in indices] for key, item in value.items()})
     columns, cells = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(cells, list) and all(isinstance(row, list) for row in cells):
         if wrong := next((row for row in cells if len(row) != len(columns)), None):
@@ -304,8 +344,7 @@ def _read_csv(path: str, stream: BinaryIO, names_of_rows: Collection[str]) -> It
                 continue
             if names is None:
                 names = cells
-                if twice := [name for name in dict.fromkeys(names) if name.strip() and names.count(name) > 1]:
-                    raise DataError(f"{path}: the column {', '.join(map(repr, twice))} stands twice; rename one")
+                _check_names(path, names)
                 continue
             if len(cells) > len(names):
                 raise DataError(

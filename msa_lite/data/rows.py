@@ -22,10 +22,8 @@ from msa_lite.data.forms import (
     unread_parts,
 )
 from msa_lite.data.messages import NO_TOOLS, Conversation, ToolUse, Unreadable
-from msa_lite.data.records import READERS, ending_of
 from msa_lite.data.sources import RecordTable, load_table, pin_source, stream_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
-from msa_lite.io.console.libraries import require
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import DataSource
@@ -308,16 +306,12 @@ def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
 def read_any_rows(name: str, source: DataSource) -> list[Row]:
     """Read the rows of a file by the columns of a source, or by the usual ones; a column of questions alone will do.
 
-    name: a file of `READERS`; with the extra `train` also a folder or .parquet file. Raise UsageError or DataError as
-    `load_rows`.
+    name: a file of `READERS`, or a folder. Raise UsageError or DataError as `load_rows`.
     """
-    source = replace(source, path=name, name=None, split=None, revision=None)
+    source = replace(source, path=name, name=None, split=None, revision=None, subject=None)
     path = local_path(name)
     if not path.exists():
         raise UsageError(f"{path}: no such file")
-    if path.is_dir() or ending_of(path) not in READERS or ending_of(path) == ".parquet":
-        require("train", f"{path}: only .jsonl, .json, .csv and .txt files are read without `datasets`")
-        return load_rows(source)
     table = load_table(source)
     columns = table.column_names
     forms = [source, DataSource(name, ignore=source.ignore), DataSource(name, "text")]

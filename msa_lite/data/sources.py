@@ -6,23 +6,28 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msa_lite.data.forms import row_columns
-from msa_lite.data.records import READERS, ending_of, row_place, stream_file
+from msa_lite.data.records import PLAIN, READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
+from msa_lite.io.console.libraries import require
 from msa_lite.io.files.addresses import HUB_FILES
 from msa_lite.io.files.reading import local_path, open_file, read_bytes
 from msa_lite.io.weights.hub import explain
 from msa_lite.settings import DataSource
+
+logger = logging.getLogger(__name__)
 
 _CARDS = ["README.md", ".huggingface.yaml"]  # they name the files of each configuration and split
 
@@ -175,6 +180,7 @@ def _check_card(path: Path) -> None:
 
 def _split_files(source: DataSource, folder: Path) -> list[str]:
     """Return the names of the files in a folder that hold the source's configuration and split."""
+    require("train", f"{source.path}: {PLAIN}")
     import datasets
 
     folder = folder.resolve()
@@ -184,7 +190,9 @@ def _split_files(source: DataSource, folder: Path) -> list[str]:
     except Exception as error:  # the library raises whatever it raises; all of it means "not readable"
         reason = " ".join(str(error).replace(str(folder), source.path).split()).partition(" with any supported ext")[0]
         raise UsageError(f"{source.path}: cannot be loaded ({type(error).__name__}: {reason})") from error
-    paths = _choose_split(source, {str(split): files for split, files in builder.config.data_files.items()})
+    splits = {str(split): files for split, files in builder.config.data_files.items()}
+    _say_what_is_left_out(source, folder, set(chain.from_iterable(splits.values())))
+    paths = _choose_split(source, splits)
     names = [os.path.relpath(path, folder) for path in paths]
     for name in names:
         if name.startswith(".."):
@@ -205,6 +213,21 @@ def _place(source: DataSource) -> tuple[str, str]:
         return source.path, ""
     *names, file = source.path.removeprefix(HUB_FILES).split("/", 2)
     return "/".join(names), file
+
+
+def _say_what_is_left_out(source: DataSource, folder: Path, read: Collection[str]) -> None:
+    """Warn of data files beside those of a folder's splits, where no card names the files."""
+    if any((folder / card).exists() for card in _CARDS):
+        return
+    found = [path for path in folder.rglob("*") if ending_of(path) in READERS and str(path) not in read]
+    names = sorted(str(path.relative_to(folder)) for path in found)
+    if names := [name for name in names if not name.startswith(".")]:
+        logger.warning(
+            "%s: rows of %s are not read: in a folder, `datasets` takes files of one kind, and if one is named after a "
+            "split, no others; give a file by itself, or name all in README.md",
+            source.path,
+            ", ".join(names),
+        )
 
 
 def configurations(source: DataSource) -> list[str]:

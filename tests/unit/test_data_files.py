@@ -10,6 +10,7 @@ import io
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import DataSource, load_rows
+from msa_lite.data import DataSource, load_rows, sources
+from msa_lite.data.rows import read_any_rows, stream_texts
 from msa_lite.data.sources import load_table, stream_table
 from msa_lite.errors import DataError, MsaError, UsageError
 
 GOOD = b'{"question": "Where?", "answer": "There."}'
 DEEP = b'{"question": ' + b"[" * 100_000 + b"]" * 100_000 + b', "answer": "b"}'
+PAIR = ("Where?", "There.")
 NO_ROWS = [
-    b"null", b"5", b"true", b'"text"', b"[1]", b"[null]", DEEP, b"[" * 100_000, b'{"question": ' + b"9" * 5000 + b"}",
+    b"null", b"5", b"true", b'"text"', b"[1]", b"[null]", DEEP, b"[" * 100_000, b'{"answer": "a", "answer": "b"}',
     b'{"question": "\\ud800"}', b'{"question": "a\0b"}', b'{"question": "\xff"}', b"{", b"\x1f\x8b", b"{} {} null",
 ]  # fmt: skip
 HEAD = b"question,answer\n"
@@ -75,6 +78,8 @@ def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, plac
         ("rows.jsonl.gz", b"garbage", "rows.jsonl.gz: cannot be read"),
         ("rows.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:40], "cannot be read"),
         ("rows.json", b"[{}, {} {}]", r"row 1 \(line 1\): not JSON"),
+        ("rows.json", b'[{},\n{"answer": 1, "answer": 2}]', r"row 1 \(line 2\): not JSON .*'answer' stands twice"),
+        ("rows.json", b'{"question": {"0": "a"}, "answer": {"1": "b"}}', r"row 0, column 'answer': None"),
     ],
 )
 def test_text_that_is_none_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
@@ -103,63 +108,79 @@ def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "count"),
+    ("name", "content", "wanted"),
     [
-        ("rows.jsonl", GOOD + b"\n\n" + GOOD, 2),
-        ("rows.jsonl", GOOD + b"\r\n" + GOOD + b"\r\n", 2),
-        ("rows.jsonl", b"\xef\xbb\xbf" + GOOD, 1),
-        ("rows.jsonl", GOOD + b" " + GOOD, 2),
-        ("rows.json", b"[" + GOOD + b"," + GOOD + b"]", 2),
-        ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, 3),
-        ("rows.csv", HEAD + b'"a\nb",c\n', 1),
-        ("rows.csv", b"a|b|c|d,question,answer\nx,y,z\n", 1),
-        ("rows.tsv", b"question\tanswer\nx, y\tz\n", 1),
-        ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', 1),
-        ("rows.jsonl", '{"question": "\\u00e9 é", "answer": "\\ud83d\\ude00"}'.encode(), 1),
+        ("rows.jsonl", GOOD + b"\n\n" + GOOD, [PAIR] * 2),
+        ("rows.jsonl", GOOD + b"\r\n" + GOOD + b"\r\n", [PAIR] * 2),
+        ("rows.jsonl", b"\xef\xbb\xbf" + GOOD, [PAIR]),
+        ("rows.jsonl", GOOD + b" " + GOOD, [PAIR] * 2),
+        ("rows.json", b"[" + GOOD + b"," + GOOD + b"]", [PAIR] * 2),
+        ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, [PAIR] * 3),
+        ("rows.json", b'{"question": {"0": "a", "1": "b"}, "answer": {"1": "d", "0": "c"}}', ["ac", "bd"]),
+        ("rows.csv", HEAD + b'"a\nb",c\n', [("a\nb", "c")]),
+        ("rows.csv", b"a|b|c|d,question,answer\nx,y,z\n", ["yz"]),
+        ("rows.csv", HEAD.replace(b"\n", b"\r") + b"a,b\rc,d", ["ab", "cd"]),
+        ("rows.tsv", b"question\tanswer\nx, y\tz\n", [("x, y", "z")]),
+        ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', [("{[{[", "[" * 300)]),
+        ("rows.jsonl", '{"question": "\\u00e9 é", "answer": "\\ud83d\\ude00"}'.encode(), [("é é", "😀")]),
     ],
 )
-def test_sound_files_of_every_form_are_read(name: str, content: bytes, count: int, tmp_path: Path) -> None:
-    assert len(load_rows(DataSource(write(tmp_path, name, content)))) == count
+def test_sound_files_of_every_form_are_read(name: str, content: bytes, wanted: list[Any], tmp_path: Path) -> None:
+    file = write(tmp_path, name, content)
+    for path in (file, str(tmp_path)):
+        assert [(row.question, row.answer) for row in load_rows(DataSource(path))] == list(map(tuple, wanted))
 
 
-CELLS = st.sampled_from(
-    ["02116", "+4915112345670", "1.10", "TRUE", "1E5", "NA", "nan", "2024-01-05", "12:30", " a ", "two\nlines", '"']
-) | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=9)
+WORDS = [
+    "02116", "+4915112345670", "1.10", "TRUE", "1E5", "NA", "null", "nan", "inf", "-Infinity", "2024-01-05", "1:30",
+    " a ", "two\nlines", "two\r\nlines", "old\rMac", '"', '""', "a, b; c|d\te", "\u2028", "{}", "[1]", "#", "\ufeff",
+]  # fmt: skip
+CELLS = st.sampled_from(WORDS) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
 NUMBERS = st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+FULL = CELLS.filter(str.strip)
+MARKS = {"csv": ",", "tsv": "\t", "semicolon.csv": ";", "bar.csv": "|", "csv.gz": ","}
+COLUMNS = ("question", "answer", "note")
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    table=st.lists(st.tuples(CELLS.filter(str.strip), (CELLS | NUMBERS).filter(lambda v: str(v).strip())), min_size=1),
-    ending=st.sampled_from(["jsonl", "json", "csv", "tsv", "jsonl.gz", "parquet"]),
+    table=st.lists(st.tuples(FULL, FULL | NUMBERS, CELLS), min_size=1, max_size=5),
+    columns=st.permutations(COLUMNS),
+    ending=st.sampled_from(["jsonl", "json", "jsonl.gz", "parquet", *MARKS]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
 def test_a_file_and_a_folder_of_it_are_read_as_the_standard_library_reads_them(
-    table: list[tuple[str, Any]], ending: str, tmp_path: Path
+    table: list[tuple[Any, ...]], columns: list[str], ending: str, quoting: Any, tmp_path: Path
 ) -> None:
-    records = [{"question": question, "answer": answer} for question, answer in table]
+    records = [{key: dict(zip(COLUMNS, cells, strict=True))[key] for key in columns} for cells in table]
     texts = [{key: str(value) for key, value in record.items()} for record in records]
     folder, text = Path(tempfile.mkdtemp(dir=tmp_path)), io.StringIO(newline="")
     file = folder / f"train.{ending}"
     if ending == "parquet":
         pq.write_table(pa.Table.from_pylist(texts), file)
-    elif ending in ("csv", "tsv"):
-        writer = csv.DictWriter(text, ["question", "answer"], delimiter="\t" if ending == "tsv" else ",", quoting=1)
+    elif mark := MARKS.get(ending):
+        writer = csv.DictWriter(text, columns, delimiter=mark, quoting=quoting)
         writer.writeheader()
         writer.writerows(texts)
-        file.write_bytes(text.getvalue().encode())
-        texts = [*csv.DictReader(io.StringIO(text.getvalue(), newline=""), dialect=writer.writer.dialect)]
+        texts = [*csv.DictReader(io.StringIO(text.getvalue(), newline=""), delimiter=mark)]
     else:
-        lines = json.dumps(records) if ending == "json" else "\n".join(map(json.dumps, records))
-        file.write_bytes(gzip.compress(lines.encode()) if ending == "jsonl.gz" else lines.encode())
-    for path in (file, folder):
-        rows = load_rows(DataSource(str(path)))
-        assert [(row.question, row.answer) for row in rows] == [(r["question"], r["answer"]) for r in texts]
+        text.write(json.dumps(records) if ending == "json" else "\n".join(map(json.dumps, records)))
+    if ending != "parquet":
+        content = text.getvalue().encode()
+        file.write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
+    wanted = [(record["question"], record["answer"]) for record in texts]
+    source = DataSource(str(file))
+    for rows in (load_rows(source), load_rows(DataSource(str(folder))), read_any_rows(source.path, source)):
+        assert [(row.question, row.answer) for row in rows] == wanted
+    assert [*stream_texts(replace(source, format="text", text="answer"))] == [answer for _, answer in wanted]
 
 
-@pytest.mark.parametrize("number", ["1.10", "1E5", "-0", "-0.0", "1e999", "3.0", "9223372036854775808", "0.1e-7"])
+@pytest.mark.parametrize(
+    "number", ["1.10", "1E5", "-0", "-0.0", "1e999", "3.0", "9223372036854775808", "0.1e-7", "0", "-" + "9" * 5000]
+)
 def test_numbers_of_json_are_as_they_are_written(number: str, tmp_path: Path) -> None:
     for name, text in {"a.jsonl": "{%s}\n{%s}", "a.json": "[{%s},\n{%s}]"}.items():
-        cells = f'"question": {number}, "answer": {number}'
+        cells = f'"question": {number}, "answer": {number}, "other": "\\u00e9"'
         rows = load_rows(DataSource(write(tmp_path, name, (text % (cells, cells)).encode())))
         assert [(row.question, row.answer) for row in rows] == [(number, number)] * 2
 
@@ -175,7 +196,7 @@ def test_what_is_no_text_is_refused_in_every_column_that_is_read(column: str, ce
     bad = json.dumps(good | {column: "CELL"}).replace('"CELL"', cell)
     file = write(tmp_path, "rows.jsonl", f"{json.dumps(good)}\n{bad}\n".encode())
     source = DataSource(file, "text" if column == "text" else "qa", subject="who" if column == "who" else None)
-    may_be_empty = column in ("subject", "who", "input") and cell in ("null", '""', '" "')
+    may_be_empty = column in ("subject", "who", "input", "instruction") and cell in ("null", '""', '" "')
     is_no_name = column == "subject" and cell[0] in "[{"  # and the recipe does not name the column
     if may_be_empty or is_no_name:
         assert len(load_rows(source)) == 2
@@ -204,6 +225,12 @@ def test_a_number_that_json_does_not_have_is_refused_in_tools(cell: str, tmp_pat
         (pa.array([decimal.Decimal("1.10")] * 2), "of type Decimal"),
         (pa.array([1.5, float("nan")]), "1.5 is no text but of type float; write it as text"),
         (pa.array([["weir"]] * 2), "of type list"),
+        (pa.array([{"a": 1}] * 2), "of type dict"),
+        (pa.array([1.1] * 2, pa.float32()), "of type float"),
+        (pa.array([1, 2], pa.duration("s")), "of type timedelta"),
+        (pa.nulls(2), "None"),
+        (pa.array([10**8] * 2, pa.int32()).cast(pa.date32()), r"no value of date32.*; write it as text"),
+        (pa.array([True, False]), ["True", "False"]),
     ],
 )
 def test_cells_of_parquet_are_texts_whole_numbers_or_refused(column: Any, texts: Any, tmp_path: Path) -> None:
@@ -224,6 +251,20 @@ def test_a_fault_in_a_folder_names_the_file(tmp_path: Path) -> None:
     write(tmp_path, "train-b.jsonl", b"\n[1]")
     with pytest.raises(DataError, match=r"train-b.jsonl: row 0 \(line 2\): "):
         load_rows(DataSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("first", "second"), [("a.jsonl", "b.csv"), ("train.jsonl", "forget.jsonl")])
+def test_files_of_a_folder_that_are_not_read_are_named(
+    first: str, second: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources.logger, "propagate", True)
+    write(tmp_path, first, GOOD)
+    write(tmp_path, "test.jsonl" if first == "train.jsonl" else "c.jsonl", GOOD)
+    load_rows(DataSource(str(tmp_path)))
+    assert not caplog.text
+    write(tmp_path, second, HEAD + b"a,b\n" if second.endswith("csv") else GOOD)
+    load_rows(DataSource(str(tmp_path)))
+    assert f"rows of {second} are not read" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["../rows.jsonl", "https://example.org/rows.jsonl"])

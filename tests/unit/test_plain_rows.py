@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +105,15 @@ def test_a_table_that_cannot_be_read_is_refused(value: Any, message: str, tmp_pa
 
 
 def test_the_columns_are_the_recipes_or_the_usual_ones(tmp_path: Path) -> None:
-    source = DataSource("x", question="q", answer="a")
-    (tmp_path / "own.csv").write_text("q,a,question\nWhere?,Here.,other\n")
-    (tmp_path / "usual.csv").write_text("question,answer\nWhere?,Here.\n")
-    (tmp_path / "alone.csv").write_text("q,n\nWhere?,1\n")
-    for name, answer in {"own.csv": "Here.", "usual.csv": "Here.", "alone.csv": ""}.items():
-        (row,) = read_any_rows(str(tmp_path / name), source)
-        assert (row.question, row.answer) == ("Where?", answer)
-    assert read_any_rows(str(tmp_path / "usual.csv"), replace(source, name="x", split="y", revision="z"))
+    source = DataSource("x", question="q", answer="a", name="x", split="y", revision="z", subject="who")
+    texts = {"own": "q,a,question\nWhere?,Here.,other\n", "usual": "question,answer\nWhere?,Here.\n"}
+    for name, text in (texts | {"alone": "q,n\nWhere?,1\n"}).items():
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "rows.csv"
+        file.write_text(text)
+        for path in (file, file.parent):
+            (row,) = read_any_rows(str(path), source)
+            assert (row.question, row.answer) == ("Where?", "" if name == "alone" else "Here.")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
-from msa_lite.data.forms import Unreadable, cell_text
+from msa_lite.data.forms import cell_text
+from msa_lite.data.messages import Unreadable
 from msa_lite.data.sources import RecordTable, configurations
 from msa_lite.errors import DataError, MsaError, join_faults
 from msa_lite.evals.benchmarks.benchmark import BenchmarkSettings

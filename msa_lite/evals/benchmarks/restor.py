@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter, sample_rows
-from msa_lite.data.forms import Unreadable, cell_text, read_cell
+from msa_lite.data.forms import cell_text, read_cell
+from msa_lite.data.messages import Unreadable
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (

@@ -167,13 +167,24 @@ def parse_json(
         raise kind(f"{where}: more than {values} values, which is no file of its kind")
     try:
         value = json.loads(text, object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{where}: not JSON ({_reason(error)})") from error
+    check_json(value, text, where, kind)
+    return value
+
+
+def check_json(value: Any, text: str, where: str, kind: ErrorKind = FormatError) -> None:
+    """Raise an error of this kind for a value of JSON that is nested more than 100 deep, or holds lone surrogates.
+
+    text: the JSON that it was read from. where: what messages name.
+    """
+    try:
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise kind(f"{where}: not JSON ({_reason(error)})") from error
     if text.count("[") + text.count("{") > _DEPTH and _is_deep(value):
         raise kind(f"{where}: not JSON that anybody writes (nested more than {_DEPTH} deep)")
-    return value
 
 
 def read_yaml(path: Path, kind: ErrorKind = FormatError) -> Any:
