@@ -22,7 +22,7 @@ Numbered = tuple[int | None, dict[str, Any]]
 """A record with the line of the file in which it begins, None where it is not known."""
 Lines = Iterator[tuple[int, bytes]]
 
-PLAIN = "only .jsonl, .json, .csv and .txt files are read without `datasets`"
+READ_ALONE = "only .jsonl, .json, .csv and .txt files are read without `datasets`"
 
 _LONGEST = 256 << 20  # bytes of a line
 _WHOLE_FILE = 1 << 30  # bytes of a JSON list or a text, which memory must hold
@@ -165,7 +165,7 @@ def _read_text(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numb
 
 
 def _read_parquet(path: str, stream: BinaryIO, _: Collection[str]) -> Iterator[Numbered]:
-    require("train", f"{path}: {PLAIN}")
+    require("train", f"{path}: {READ_ALONE}")
     import pyarrow.parquet
 
     file, row = pyarrow.parquet.ParquetFile(stream), 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msa_lite.data.forms import row_columns
-from msa_lite.data.records import PLAIN, READERS, ending_of, row_place, stream_file
+from msa_lite.data.records import READ_ALONE, READERS, ending_of, row_place, stream_file
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.addresses import HUB_FILES
@@ -180,7 +180,7 @@ def _check_card(path: Path) -> None:
 
 def _split_files(source: DataSource, folder: Path) -> list[str]:
     """Return the names of the files in a folder that hold the source's configuration and split."""
-    require("train", f"{source.path}: {PLAIN}")
+    require("train", f"{source.path}: {READ_ALONE}")
     import datasets
 
     folder = folder.resolve()
