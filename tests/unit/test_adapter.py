@@ -16,6 +16,7 @@ from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, base_name,
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.matching import match_names
 from msa_lite.merger import merge
+from msa_lite.merger.vectors.vector import load_vector
 from tests.support.merges import Adapter, edit_adapter, write_checkpoint
 
 Make = Callable[..., Path]
@@ -139,7 +140,7 @@ VECTOR = np.ones(3, np.float32)
         (lambda t: t.update({f"{PREFIX}{Q}.lora_magnitude_vector": VECTOR}), rf"{Q}: use_dora is False, but a mag"),
         (lambda t: t.update({f"{PREFIX}norm.lora_magnitude_vector": VECTOR}), "norm: a magnitude without factors"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": VECTOR}), rf"{Q}: lora_bias is False, but lora_B.bias is th"),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "lora_A.other.weight: not a tensor of a LoRA"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "stands for the same as"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}), rf"{Q}\.lora_A.* stands for the same as"),
         (
             lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": VECTOR}),
@@ -182,21 +183,97 @@ def test_a_bias_copied_with_an_embedding_is_new_only_where_biases_are_trained(
         assert not {"copies": adapter.values, "values": adapter.copies}[where]
 
 
+BOTH = ("adapter_config.json", "adapter_model.safetensors")
+
+
 @pytest.mark.parametrize(
-    ("spoil", "error", "says"),
+    ("files", "error", "says"),
     [
-        (lambda f: (f / ADAPTER_CONFIG).unlink(), UsageError, "not a PEFT adapter folder"),
-        (lambda f: (f / ADAPTER_CONFIG).write_text("{"), FormatError, "not JSON"),
-        (lambda f: (f / ADAPTER_FILE).rename(f / "adapter_model.bin"), FormatError, "pickled adapters are not read"),
+        (("adapter_config.json", "adapters.safetensors"), FormatError, "of MLX.*merge-only.md"),
+        (("adapter_config.json", "adapter_model.bin"), FormatError, r"pickled.*weights_only=True.*_model\.bin"),
+        (("adapter_config.json", "adapter_0.pt"), FormatError, r"pickled.*adapter_0\.pt"),
+        (("adapter_config.json", "lora.gguf"), FormatError, "GGUF"),
+        ([f"default/{name}" for name in BOTH], UsageError, "hold one; give .*/default$"),
+        ([f"{n}/{name}" for n in ("policy", "ref") for name in BOTH], UsageError, "several; give .*/ref, .*/policy"),
+        ([f"checkpoint-{n}/{name}" for n in (500, 1000) for name in BOTH], UsageError, "-500, .*/checkpoint-1000"),
+        (["epoch_0/config.json", "epoch_0/model.safetensors"], UsageError, "give .*/epoch_0"),
+        (["zero_to_fp32.py", "global_step9/mp_rank_00_model_states.pt"], UsageError, "zero_to_fp32.py"),
+        (["model_0/__0_0.distcp", "__0_0.distcp"], UsageError, "FSDP"),
+        (["optimizer.pt", "scheduler.pt", "rng_state.pth"], UsageError, "state of a training"),
+        (["pytorch_model.bin"], UsageError, "pickled"),
+        (["consolidated.00.pth", "params.json"], UsageError, "Meta"),
+        (["model-q4.gguf"], UsageError, "GGUF"),
+        (["model_index.json"], UsageError, "diffusers"),
+        (["notes.md"], UsageError, r"not a checkpoint folder; it holds notes\.md"),
+        ([], UsageError, "is empty"),
     ],
 )
-def test_a_folder_that_is_no_adapter_is_refused(
-    make_adapter: Make, tmp_path: Path, spoil: Any, error: type, says: str
+def test_a_folder_of_another_form_is_told_what_it_is_and_what_to_do(
+    tmp_path: Path, files: Any, error: type, says: str
 ) -> None:
-    folder = edit_adapter(make_adapter("llama"), tmp_path / "a")
-    spoil(folder)
-    with pytest.raises(error, match=says):
-        load_adapter(folder)
+    (tmp_path / "a").mkdir()
+    for name in files:
+        (tmp_path / "a" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "a" / name).write_text("{}")
+    with pytest.raises(error, match=says) as caught:
+        load_vector(tmp_path / "a", None, None)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_the_hubs_cache_and_an_adapter_as_a_model_are_told(make_adapter: Make, tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--tiny"
+    edit_adapter(make_adapter("llama"), cache / "snapshots" / "0123")
+    for folder, says in ((cache, "give org/tiny"), (cache / "snapshots/0123", "PEFT adapter.*--retain ADAPTER")):
+        with pytest.raises(UsageError, match=says):
+            load_checkpoint(folder)
+    (cache / "snapshots/0123" / ADAPTER_FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(FormatError, match="git lfs pull"):
+        load_adapter(cache / "snapshots/0123")
+
+
+def test_keys_with_an_adapters_name_mean_the_same(make_adapter: Make, tmp_path: Path) -> None:
+    plain = load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "plain"))
+
+    def name(names: str) -> Callable[[dict[str, Any]], None]:
+        def rename(tensors: dict[str, Any]) -> None:
+            for place, key in enumerate(sorted(tensors)):
+                own = names.split()[place % len(names.split())]
+                tensors[key.removesuffix("weight") + f"{own}.weight"] = tensors.pop(key)
+
+        return rename
+
+    for own in ("birds", "default"):
+        named = load_adapter(edit_adapter(make_adapter("llama"), tmp_path / own, name(own)))
+        shapes = [{n: (low.a.shape, low.b.shape, low.scale) for n, low in a.modules.items()} for a in (named, plain)]
+        assert shapes[0] == shapes[1]
+    with pytest.raises(FormatError, match=r"several adapters, bees, birds.*selected_adapters=\['bees'\]"):
+        load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "two", name("birds bees")))
+
+
+def test_the_lines_of_the_page_make_the_same_adapter_of_one_of_mlx(
+    make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_file(make_checkpoint("llama") / "model.safetensors")
+    rng, rank, scale = np.random.default_rng(3), 4, 2.5
+    modules = [f"model.layers.1.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")]
+    shapes = {module: before[f"{module}.weight"].shape for module in modules}
+    factors = {f"{m}.lora_a": rng.normal(size=(into, rank)).astype("f4") / 9 for m, (_, into) in shapes.items()}
+    factors |= {f"{m}.lora_b": rng.normal(size=(rank, out)).astype("f4") / 9 for m, (out, _) in shapes.items()}
+    (tmp_path / "mlx-adapter").mkdir()
+    save_file(factors, tmp_path / "mlx-adapter/adapters.safetensors")
+    config = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": {"rank": rank, "scale": scale}}
+    (tmp_path / "mlx-adapter/adapter_config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/how-to/merge-only.md").read_text()
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    merge(make_checkpoint("llama"), "out", forget="peft-adapter", alpha=0.5)
+    after = load_file(tmp_path / "out/model.safetensors")
+    for name, old in before.items():  # mlx: y = x W^T + scale (x a) b
+        module, wanted = name.removesuffix(".weight"), old.astype(np.float64)
+        if module in modules:
+            a, b = (factors[f"{module}.lora_{side}"].astype(np.float64) for side in "ab")
+            wanted -= 0.5 * scale * (a @ b).T
+        assert np.abs(after[name] - wanted).max() < 1e-6, name
 
 
 # Adapters that other tools left in an odd state: what is read, and what is refused with the way out.

@@ -196,7 +196,7 @@ def pickled(folder: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), FormatError, "config.json: not JSON"),
         (unlink("2.safetensors"), FormatError, "missing:\n  2.safetensors"),
         (unlink(INDEX_FILE), UsageError, f"no {SINGLE_FILE} and no {INDEX_FILE}"),
-        (pickled, FormatError, r"only pickled weights; .* save_pretrained"),
+        (pickled, FormatError, r"only pickled weights\..* save_pretrained"),
         (index("{"), FormatError, "not a safetensors index"),
         (index({"a": "../1.safetensors"}), FormatError, "no shards:\n  ../1.safetensors: outside the folder"),
         (index({"a": "x" * 300 + ".safetensors"}), FormatError, "missing:\n  xxx"),

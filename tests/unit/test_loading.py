@@ -7,7 +7,9 @@ import contextlib
 import inspect
 import json
 import random
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
 from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
 from msa_lite.io.weights.hub import fetch
+from msa_lite.merger import merge
+from msa_lite.pipeline.stages.facts import find_headers
 from msa_lite.train import FitSettings
 from msa_lite.train.memory.model import load_trainable as load_to_tune
 from tests.support.models import VOCABULARY, tiny_model, tiny_tokenizer
@@ -136,6 +140,7 @@ BROKEN_ADAPTERS: dict[str, Callable[[Path], None]] = {
     "empty": edited(ADAPTER, lambda tensors: tensors.clear()),
     "pickled": pickled_adapter,
     "truncated": truncate(ADAPTER),
+    "a name in its keys": edited(ADAPTER, rename("lora_A.weight", "lora_A.birds.weight")),
     "another rank": edited(ADAPTER_CONFIG, put(r=8)),
     "a huge rank": edited(ADAPTER_CONFIG, put(r=10**9)),
     "a pattern without end": edited(ADAPTER_CONFIG, put(target_modules="(.*.*)*(.*.*)*(.*.*)*x")),
@@ -183,6 +188,48 @@ def test_a_broken_model_is_refused_before_a_weight_is_read(
             load(llama)
     with pytest.raises(MsaError):
         models.load_model(llama)
+
+
+WRAPPED: dict[str, tuple[str, Callable[[str], str]]] = {
+    "compile": ("torch.compile", "_orig_mod.{}".format),
+    "ddp": ("DDP", "module.{}".format),
+    "compile of ddp": ("torch.compile, DDP", "_orig_mod.module.{}".format),
+    "ddp of compile": ("torch.compile, DDP", "module._orig_mod.{}".format),
+    "fsdp": ("FSDP", lambda name: "_fsdp_wrapped_module." + name.replace("mlp.", "_fsdp_wrapped_module.mlp.")),
+    "blocks": ("checkpointed activations", lambda name: name.replace("mlp.", "_checkpoint_wrapped_module.mlp.")),
+}
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+def test_a_model_saved_in_its_wrapper_is_refused_with_a_line_that_mends_it(
+    what: str, llama: Path, tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, index = load_file(llama / WEIGHTS), llama / "model.safetensors.index.json"
+    cause, wrapped = WRAPPED[what]
+    change(llama / WEIGHTS, lambda held: held.update({wrapped(name): held.pop(name) for name in list(held)}))
+    if what == "fsdp":
+        (llama / WEIGHTS).rename(llama / "model-1.safetensors")
+        names = dict.fromkeys(map(wrapped, before), "model-1.safetensors")
+        index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    loads = (
+        lambda: check_loads(llama, llama),
+        lambda: merge(str(llama), forget=str(adapter), out=tmp_path / "out"),
+        lambda: find_headers(str(llama)),
+    )
+    for load in loads:
+        with pytest.raises(FormatError, match=f"named as {cause} leaves them") as caught:
+            load()
+    _, _, code, folder = shlex.split(str(caught.value).partition("rename them: ")[2])
+    monkeypatch.setattr(sys, "argv", ["-c", folder])
+    exec(code, {})
+    assert check_loads(llama, llama) == VOCABULARY
+    after = {name: tensor for path in llama.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert (
+        after.keys()
+        == before.keys()
+        == ({*json.loads(index.read_text())["weight_map"]} if index.exists() else {*after})
+    )
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("what", BROKEN_ADAPTERS)

@@ -18,9 +18,17 @@ from msa_lite.errors import FormatError, MismatchError, clip, join_faults
 from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, too_large, without_reports
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS, adapter_names
 from msa_lite.io.weights.blocks import Files, read_rows
-from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
+from msa_lite.io.weights.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    Checkpoint,
+    load_checkpoint,
+    read_shard,
+    tell_folder,
+)
+from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.quantised import dequantised, packed_weights
 from msa_lite.io.weights.quantised_forms import Packed
 
@@ -92,6 +100,7 @@ def check_model(folder: Path) -> Any:
     import torch
 
     checkpoint = _readable(load_checkpoint(folder))
+    check_names(checkpoint)
     config = open_config(folder, checkpoint)
     if getattr(config, "quantization_config", None) is not None:
         _check_quantised(checkpoint)
@@ -311,7 +320,7 @@ def read_tokenizer(folder: Path, name: str, to_count: bool = False) -> Any:
 def _check_adapter(folder: Path, model: Any) -> set[str]:
     """Return the names in an adapter's file. Raise FormatError for a pickled one, and for endless patterns."""
     if not (folder / ADAPTER_FILE).is_file():
-        raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
+        raise FormatError(f"{folder}: no {ADAPTER_FILE}: {tell_folder(folder)}")
     config = read_object(folder / ADAPTER_CONFIG)
     patterns = [text for text in map(config.get, ("target_modules", "exclude_modules")) if isinstance(text, str)]
     for key in ("rank_pattern", "alpha_pattern"):
@@ -324,7 +333,13 @@ def _check_adapter(folder: Path, model: Any) -> set[str]:
     names = [name for name, _ in model.named_modules()]
     if fault := pattern_fault(patterns, names):
         raise FormatError(f"{folder / ADAPTER_CONFIG}: {fault}")
-    return {entry.name for entry in read_shard(folder / ADAPTER_FILE).tensors}
+    keys = {entry.name for entry in read_shard(folder / ADAPTER_FILE).tensors}
+    if named := adapter_names(keys):
+        raise FormatError(
+            f"{folder / ADAPTER_FILE}: PEFT loads no keys with the adapter's name in them (lora_A.{named[0]}.weight); "
+            "take it out of them"
+        )
+    return keys
 
 
 def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError, join_faults
 from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard
+from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard, tell_folder
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import Patterns, endings
 
@@ -40,19 +40,34 @@ _NO_EFFECT = {
 _REASONS = {
     "layer_replication": "replicated layers",
 }
-# The meanings of the keys of an adapter file, tried in this order; `.default` stands in files of older versions.
+# The meanings of the keys of an adapter file, tried in this order, without the adapter's name.
 _KEYS = {
-    "factor": r"(.+)\.lora_([AB])(?:\.default)?\.weight",
-    "embedding": r"(.+)\.lora_embedding_([AB])(?:\.default)?",
-    "shift": r"(.+)\.lora_B(?:\.default)?\.bias",
-    "magnitude": r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?",
-    "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta(?:\.default)?",
+    "factor": r"(.+)\.lora_([AB])\.weight",
+    "embedding": r"(.+)\.lora_embedding_([AB])",
+    "shift": r"(.+)\.lora_B\.bias",
+    "magnitude": r"(.+)\.lora_magnitude_vector(?:\.weight)?",
+    "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta",
     "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.(?:weight|bias))",
-    "value": r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?(\.(?:weight|bias))",
+    "value": r"(.+?)(?:\.base_layer|\.modules_to_save)?(\.(?:weight|bias))",
 }
-# Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
-_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
+# Older versions of PEFT, and whoever saves a state dict, leave the adapter's name in the keys: lora_A.default.weight.
+_NAMED = re.compile(r"\.lora_(?:[AB]\.([^.]+)\.(?:weight|bias)|embedding_[AB]\.([^.]+))$")
+_BEFORE_NAME = r"(\.(?:lora_(?:embedding_)?[AB]|lora_magnitude_vector|trainable_tokens_delta|modules_to_save))"
+_OTHER_NAMES = {
+    r"\.lora_[ab]$": "MLX has such names; docs/how-to/merge-only.md makes a PEFT adapter of it",
+    r"lora(_|\.)(down|up)|lora_(unet|te)": "adapters of image models have such names",
+    r"\.(hada_|lokr_|oft_|boft_|ia3_|vera_)": "it is of another method than LoRA",
+}
+WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FSDP",
+    "_checkpoint_wrapped_module": "checkpointed activations",
+    "_forward_module": "Lightning Fabric",
+    "_module": "Opacus",
+    "module": "DDP",
+}
+"""The parts of a module's path that wrappers add, and the wrappers."""
+_WRAPPED = rf"(?:(?:{'|'.join(WRAPPERS)})\.)*"
 _PREFIX = re.compile(rf"^(?:{_WRAPPED}base_model\.{_WRAPPED}model\.)+")  # twice, where PEFT wrapped its own model
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 """The values of init_lora_weights that leave the model as it is; other starts change its weights."""
@@ -151,6 +166,8 @@ def base_name(folder: Path) -> str:
     config = read_object(path, CONFIG_LIMIT)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name:
+        if not (folder / ADAPTER_FILE).exists():
+            raise FormatError(f"{folder}: no {ADAPTER_FILE}: {tell_folder(folder)}")
         raise UsageError(
             f"{path}: names no base model; set base_model_name_or_path to the folder or Hub id it was tuned from"
         )
@@ -170,12 +187,20 @@ def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: b
     """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
     meanings: dict[tuple[str, ...], str] = {}
-    faults, empty = [], []
+    faults, empty, tensors = [], [], list(tensors)
+    names = adapter_names(entry.name for entry in tensors)
+    if len(names) > 1:
+        raise FormatError(
+            f"{folder}: holds several adapters, {', '.join(names)}; save one of them with PEFT: "
+            f"model.save_pretrained(FOLDER, selected_adapters=['{names[0]}'])"
+        )
+    named = re.compile(rf"{_BEFORE_NAME}\.(?:{'|'.join(map(re.escape, ['default', *names]))})(?=\.|$)")
     for entry in tensors:
-        name = _PREFIX.sub("", entry.name)
+        name = named.sub(r"\1", _PREFIX.sub("", entry.name))
         kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
         if match is None or (kind == "value" and "lora_" in name):
-            faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows")
+            reason = next((f" ({why})" for pattern, why in _OTHER_NAMES.items() if re.search(pattern, name)), "")
+            faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows{reason}")
             continue
         if kind == "copy" and match[2] == ".bias" and trains_biases:
             kind = "value"
@@ -197,6 +222,11 @@ def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: b
     return entries
 
 
+def adapter_names(keys: Iterable[str]) -> list[str]:
+    """Return the names of adapters in the keys of a file; PEFT itself saves none."""
+    return sorted({match[1] or match[2] for key in keys if (match := _NAMED.search(key))})
+
+
 def deciding_fields(folder: Path) -> dict[str, Any]:
     """Return the fields of an adapter's config that decide its delta. Raise FormatError for a file that is no config.
 
@@ -211,7 +241,7 @@ def _load_adapter_config(folder: Path) -> dict[str, Any]:
     if not os.path.lexists(folder / ADAPTER_CONFIG):
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
     if not os.path.lexists(folder / ADAPTER_FILE):
-        raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
+        raise FormatError(f"{folder}: no {ADAPTER_FILE}: {tell_folder(folder)}")
     config = _DEFAULTS | read_object(folder / ADAPTER_CONFIG, CONFIG_LIMIT)
     faults = list(_value_faults(config))
     if config.get("peft_type") != "LORA":
@@ -279,7 +309,7 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 def unwrapped(name: str) -> str:
     """Return a module's or tensor's name as the bare model has it, without the parts of compile, DDP or FSDP."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _bare(config: Mapping[str, Any], ranks: Patterns, factors: Mapping[str, Any]) -> dict[str, Any]:

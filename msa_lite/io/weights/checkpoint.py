@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import struct
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from msa_lite.io.files.reading import open_file, parse_json, read_bytes, read_ob
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_CONFIGS = ("config.json", "adapter_config.json")
 CONFIG_LIMIT = 4 << 20  # bytes of a model's or adapter's config; the largest ones list thousands of modules
 
 FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
@@ -133,6 +135,8 @@ def _read_header(path: Path) -> bytes:
     with open(open_file(path), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
+        if prefix == b"version ":
+            raise FormatError(f"{path}: is a pointer of git-lfs, not the file itself; fetch it with `git lfs pull`")
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         if not 0 < length <= size - 8:
             raise FormatError(f"{path}: no safetensors header fits this file of {size} bytes; download it again")
@@ -201,11 +205,67 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         return [folder / name for name in _shard_names(index, weight_map)], weight_map
     if os.path.lexists(single):
         return [single], None
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-        raise FormatError(
-            f"{folder}: only pickled weights; load it with transformers and save_pretrained() it as safetensors"
-        )
-    raise UsageError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: not a checkpoint folder")
+    raise (FormatError if _kind_of(folder) else UsageError)(
+        f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: {tell_folder(folder)}"
+    )
+
+
+_PICKLE = "could run code when it is loaded, so msa-lite reads none"
+_OTHER_KINDS = {
+    "adapter_config.json adapters.safetensors": "an adapter of MLX. Make a PEFT adapter of it "
+    "(docs/how-to/merge-only.md), or fuse it into its model by mlx_lm.fuse, and give that with its prior",
+    "adapter_config.json adapter_model.safetensors": "a PEFT adapter, no whole model. Write the model first: msa-lite "
+    "merge --target BASE --prior BASE --alpha 0 --retain ADAPTER --beta 1 --out WHOLE",
+    "adapter_model.bin": f"a pickled adapter. A pickle {_PICKLE}; {{save}}",
+    "adapter_*.pt": f"a pickled adapter. A pickle {_PICKLE}; {{save}}",
+    "model_index.json": "a model of diffusers, no language model",
+    "pytorch_lora_weights.safetensors": "an adapter of diffusers, for no language model",
+    "zero_to_fp32.py": "a checkpoint of DeepSpeed's ZeRO. Make whole weights of it: python zero_to_fp32.py . WHOLE "
+    "--safe_serialization, in that folder; give WHOLE, with the model's config.json",
+    "*.distcp": "shards of FSDP. Make whole weights of them (accelerate merge-weights), beside the model's config.json",
+    "*.gguf": "weights of llama.cpp (GGUF); give the model or PEFT adapter that they were made from",
+    "params.json": "weights as Meta or Mistral publish them; give the form for transformers, with config.json",
+    "*.h5": "weights of TensorFlow; give those of PyTorch",
+    "*.msgpack": "weights of Flax; give those of PyTorch",
+    "*.onnx": "weights of ONNX; give those of PyTorch",
+    "*model*.bin": f"only pickled weights. A pickle {_PICKLE}; load it with transformers and save_pretrained() it",
+    "optimizer.*": "the state of a training, without the model; save_pretrained() that",
+    "*.pth": f"only pickled weights. A pickle {_PICKLE}; load it where it was made, and save_pretrained() the model",
+    "*.pt": f"only pickled weights. A pickle {_PICKLE}; load it where it was made, and save_pretrained() the model",
+}
+"""What a folder holds, and what to do, by names of files that are all there; the first that fits counts."""
+_SAVE = (
+    'write it as safetensors: python -c "import sys, torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v '
+    "in torch.load(sys.argv[1], 'cpu', weights_only=True).items()}, sys.argv[2])\" "
+)
+
+
+def _kind_of(folder: Path) -> str | None:
+    """Return what a folder holds that is no checkpoint, and what to do; None where that is not known."""
+    for names, kind in _OTHER_KINDS.items():
+        files = [next(iter(sorted(folder.glob(name))), None) for name in names.split()]
+        if all(files):
+            place = shlex.quote(str(folder / "adapter_model.safetensors"))
+            return kind.replace("{save}", f"{_SAVE}{shlex.quote(str(files[-1]))} {place}")
+    return None
+
+
+def tell_folder(folder: Path) -> str:
+    """Say what a folder is that holds no checkpoint or no adapter as msa-lite reads them, and what to do."""
+    below = [
+        config.parent for name in _CONFIGS for depth in ("*/", "snapshots/*/") for config in folder.glob(depth + name)
+    ]
+    below = [place for place in dict.fromkeys(below) if any(place.glob("*.safetensors"))]
+    if folder.name.startswith("models--"):
+        return f"a folder of the Hub's cache; give {folder.name.removeprefix('models--').replace('--', '/')}"
+    if below:
+        names = sorted((str(place) for place in below), key=lambda name: (len(name), name))
+        listed = ", ".join(names[:5]) + (f", … ({len(names)} in all)" if len(names) > 5 else "")
+        return f"its subfolders hold {'one' if len(names) == 1 else 'several'}; give {listed}"
+    if kind := _kind_of(folder):
+        return kind
+    there = sorted(path.name for path in folder.iterdir())
+    return f"not a checkpoint folder; it holds {clip(', '.join(there), 200)}" if there else "the folder is empty"
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
@@ -214,8 +274,7 @@ def _load_config(folder: Path) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
     if not os.path.lexists(path):
-        hint = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
-        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{hint}")
+        raise UsageError(f"{folder}: no config.json: {tell_folder(folder)}")
     config = read_object(path, CONFIG_LIMIT)
     check_config(config, str(path))
     return config
@@ -225,6 +284,8 @@ def check_config(config: dict[str, Any], where: str) -> None:
     """Raise FormatError where the fields that we read hold values of another type than transformers writes."""
     text = config.get("text_config")
     faults = [] if text is None or isinstance(text, dict) else ["text_config: expected an object"]
+    if isinstance(codes := config.get("quantization"), dict) and "group_size" in codes:
+        faults.append("quantization: codes of MLX, which are not read; mlx_lm.convert --dequantize makes a plain model")
     for section in (config, text if isinstance(text, dict) else {}):
         size, tied = section.get("vocab_size"), section.get("tie_word_embeddings")
         if size is not None and not (type(size) is int and size >= 0):

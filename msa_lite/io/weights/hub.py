@@ -153,7 +153,8 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
         seen = take_marks(folder, patterns)
         return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
-        raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
+        own = f" (its own is {folder.parent})" if folder.suffix == ".safetensors" else ""
+        raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder{own} or a Hub repository")
     if not is_remote(name):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download

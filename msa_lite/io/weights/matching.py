@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from msa_lite.errors import MismatchError, join_faults
-from msa_lite.io.weights.adapter import ZERO_3, Adapter, unwrapped
+from msa_lite.errors import FormatError, MismatchError, join_faults
+from msa_lite.io.weights.adapter import WRAPPERS, ZERO_3, Adapter, unwrapped
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import endings
@@ -46,6 +47,31 @@ def find_name(name: str, target: Container[str]) -> str | None:
     plain = unwrapped(name)
     renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
     return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
+
+
+def check_names(checkpoint: Checkpoint) -> None:
+    """Raise FormatError for names with the parts of a wrapper in them. transformers would take random weights instead.
+
+    A part called `module` counts where all names begin with it.
+    """
+    own = [part for part in WRAPPERS if part != "module"]
+    added = [part for part in own if any(part in name.split(".") for name in checkpoint.tensors)]
+    bare = (".".join(part for part in name.split(".") if part not in own) for name in checkpoint.tensors)
+    added += ["module"] if all(name.startswith("module.") for name in bare) else []
+    name = next((name for name in checkpoint.tensors if {*added} & {*name.split(".")}), None)
+    if name is None:
+        return
+    rename = (
+        "import pathlib, re, sys, safetensors.torch as s; n = lambda k: re.sub(r'(^|[.\\x22])(?:(?:"
+        f"{'|'.join(added)})\\.)+', r'\\1', k); p = pathlib.Path(sys.argv[1]); [(b := s.save({{n(k): v for k, v in "
+        "s.load(f.read_bytes()).items()}, {'format': 'pt'}), f.unlink(), f.write_bytes(b)) for f in "
+        "p.glob('*.safetensors')]; [f.write_text(n(f.read_text())) for f in p.glob('*.index.json')]"
+    )
+    raise FormatError(
+        f"{checkpoint.folder}: its tensors are named as {', '.join(WRAPPERS[part] for part in added)} leaves them "
+        f"({name}), so transformers would take random weights in their place. Save the model inside the wrapper, or "
+        f'rename them: python -c "{rename}" {shlex.quote(str(checkpoint.folder))}'
+    )
 
 
 def is_buffer(entry: TensorEntry, name: str) -> bool:

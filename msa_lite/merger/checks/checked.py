@@ -23,6 +23,7 @@ from msa_lite.io.weights.checkpoint import (
 from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, tokenizer_files
+from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
 from msa_lite.io.weights.quantised_forms import Packed, Scaled, Turned
 from msa_lite.io.weights.tied_head import check_head, untie_fault, untied
@@ -344,7 +345,11 @@ def _keep_codes(checked: CheckedMerge, codes: Checkpoint) -> CheckedMerge:
 
 
 def check_mergeable(target: Checkpoint) -> None:
-    """Raise FormatError for a target whose codes could not be read as weights, or whose head is missing."""
+    """Raise FormatError for a target whose codes could not be read as weights, or whose head is missing.
+
+    Raise as `check_names`, too.
+    """
+    check_names(target)
     method = target.config.get("quantization_config")
     if method:
         kind = str(method.get("quant_method", "unknown") if isinstance(method, dict) else method)[:80]

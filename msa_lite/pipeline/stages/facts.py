@@ -20,6 +20,7 @@ from msa_lite.io.weights.hub import (
     is_remote,
     split_name,
 )
+from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
@@ -163,7 +164,8 @@ def has_history(recipe: Recipe) -> bool:
 def find_headers(name: str) -> Checkpoint | None:
     """Return a checkpoint by its headers, from a folder, the Hub's cache, or the Hub; None where there are none.
 
-    For an adapter, return that of the model below it. Codes are seen as the weights that they stand for.
+    For an adapter, return that of the model below it. Codes are seen as the weights that they stand for. Raise as
+    `check_names`.
     """
     folder = local_path(name)
     if not folder.is_dir() and is_remote(name):
@@ -174,14 +176,19 @@ def find_headers(name: str) -> Checkpoint | None:
             cached = try_to_load_from_cache(repo, "config.json", revision=revision)
             if isinstance(cached, str):
                 with suppress(MsaError):  # only a part of it is in the cache
-                    return dequantised(load_checkpoint(Path(cached).parent))
+                    return _loadable(load_checkpoint(Path(cached).parent))
             head = fetch_headers(name)
-            return dequantised(head) if head and not hides_shapes(head) else None
+            return _loadable(head) if head and not hides_shapes(head) else None
         except UsageError:  # a branch by its number, and no network to look it up
             return None
     if not folder.is_dir():
         return None
-    return find_headers(base_name(folder)) if is_bare_adapter(folder) else dequantised(load_checkpoint(folder))
+    return find_headers(base_name(folder)) if is_bare_adapter(folder) else _loadable(load_checkpoint(folder))
+
+
+def _loadable(checkpoint: Checkpoint) -> Checkpoint:
+    check_names(checkpoint)
+    return dequantised(checkpoint)
 
 
 def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, list[Row]]]:
