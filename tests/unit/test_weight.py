@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_578,
+    "lines of the package": 33_698,
     "modules": 275,
-    "lines of the tests": 40_708,
-    "words of the docs": 49_861,
+    "lines of the tests": 40_817,
+    "words of the docs": 49_964,
     "commands": 24,
     "options": 109,
     "keys of a recipe": 90,
