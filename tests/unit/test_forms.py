@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from msa_lite.data.chat import find_call_style
 from msa_lite.data.messages import NO_TOOLS
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import DataError
+from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.pipeline.attack.campaign import asked_rows
 from tests.support.models import CHATML, TEMPLATE, chat_tokenizer, tiny_tokenizer
 
 OPENAI = [
@@ -306,6 +309,8 @@ def test_a_call_between_question_and_answer_is_shown_and_the_answer_learnt(
     file = source(tmp_path, record)
     [row] = load_rows(file)
     assert read_any_rows(file.path, file) == [row]
+    rows = [row, replace(row, index=1, earlier=(("Who?", "", json.dumps([CALLED, RESULT])),))]
+    assert asked_rows([load_qa({"forget": rows}, prompter())], "forget") == rows  # as attacks take them
     assert (row.question, row.answer) == (ASK["content"], SAID["content"])
     ids, text = learnt(of := prompter(), row)
     wanted = of.tokenizer.apply_chat_template([ASK, CALLED, RESULT, SAID], tokenize=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,7 @@ PARTS: dict[str, tuple[Sequence[Row] | None, Sequence[Row] | None, list[int]]] =
     "nothing chosen": (None, ASKED, [0, 1, 2, 3, 4]),
     "the same twice": (None, [*ASKED, SAME], [0, 1, 2, 3, 4]),
     "another answer": ([ASKED[0]], [ASKED[1], OTHER], [0, 1, 6]),
+    "another system message": (None, [ASKED[0], replace(SAME, system="Be brief.")], [0, 5]),
     "nothing asked": (None, None, []),
 }
 

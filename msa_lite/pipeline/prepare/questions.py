@@ -325,10 +325,10 @@ def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], 
 
 
 def each_once(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without those that repeat an earlier one: the same question with the same answer, or text."""
+    """Return the rows without those that repeat an earlier one: the same prompt with the same answer, or text."""
     first: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        first.setdefault((*_content(row), _words(row.answer)), row)
+        first.setdefault((row.system, *_content(row), _words(row.answer)), row)
     return list(first.values())
 
 
