@@ -90,16 +90,6 @@ def find_call_style(tokenizer: Any) -> CallStyle | None:
     return None
 
 
-def shows_functions(tokenizer: Any) -> bool:
-    """Check whether the chat template shows the functions that a conversation offers."""
-    function = {"name": _FUNCTION, "description": "a", "parameters": {"type": "object", "properties": {}}}
-    question, tools = {"role": "user", "content": "a"}, [{"type": "function", "function": function}]
-    try:
-        return _FUNCTION in render_chat(tokenizer, [question], tools=tools, date_string=DATE_STRING)
-    except Exception:  # whatever templates raise: this is not their way
-        return False
-
-
 def shared_length(text: str, other: str) -> int:
     """Return how many characters two texts begin with alike."""
     differs = (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)

@@ -20,8 +20,9 @@ _ROLES = {
     "observation": "tool", "ipython": "tool", "function_call": "assistant",
 }  # fmt: skip
 _SHOWN = 60  # characters of a value to show in a message
-_LEARNT_IF_TRUE = ("train", "training", "trainable", "loss", "loss_mask", "loss_weight", "weight")
-_LEARNT_IF_FALSE = ("mask", "masked")
+_MARKS = dict.fromkeys(("train", "training", "trainable", "loss", "loss_mask", "loss_weight", "weight"), True)
+_MARKS |= {"mask": False, "masked": False}
+"""The keys of a message that say whether training learns it, and their value where it does."""
 _LEARNT_IN_PART = ("train_detail", "training_detail")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
@@ -106,11 +107,8 @@ def read_messages(value: Any) -> Sequence[Any] | None:
     """Return a list of messages, or one, which may be written as JSON in a text; None for anything else."""
     parsed = _parsed(value)
     messages = [parsed] if isinstance(parsed, dict) else parsed
-    if not isinstance(messages, list) or not messages:
-        return None
-    if isinstance(value, list):
-        return messages if any(isinstance(m, dict) for m in messages) else None
-    return messages if all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages) else None
+    messages = messages if isinstance(messages, list) else []
+    return messages if any(isinstance(m, dict) and m.keys() & {"role", "from"} for m in messages) else None
 
 
 def read_conversation(messages: Sequence[Any], where: str, functions: str, shown: range) -> Conversation:
@@ -196,14 +194,14 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 def _mark(message: Mapping[str, Any], where: str) -> bool | None:
     """Return whether a message says that training learns it; None if it says nothing. Raise Unreadable for riddles."""
     marks = {}
-    for key in (*_LEARNT_IF_TRUE, *_LEARNT_IF_FALSE):
-        if (value := message.get(key)) is not None:
-            reverse = key in _LEARNT_IF_FALSE
-            # 1 in a mask means hidden for some and shown for others.
-            if value not in (0, 1) or (reverse and not isinstance(value, bool)):
-                expected = "true or false" if reverse else "0 or 1, or true or false"
-                raise Unreadable(f"{where}: '{key}' is {clip(repr(value), _SHOWN)}; expected {expected}")
-            marks[key] = bool(value) != reverse
+    for key, learns in _MARKS.items():
+        value = message.get(key)
+        # 1 in a mask means hidden for some and shown for others.
+        if value is not None and (value not in (0, 1) or not (learns or isinstance(value, bool))):
+            expected = f"expected true or false{', or 1 or 0' * learns}"
+            raise Unreadable(f"{where}: '{key}' is {clip(repr(value), _SHOWN)}; {expected}")
+        if value is not None:
+            marks[key] = bool(value) == learns
     if part := next((key for key in _LEARNT_IN_PART if message.get(key)), None):
         raise Unreadable(f"{where}: '{part}' marks parts of an answer, which is learnt whole or not; use 'train'")
     if len(set(marks.values())) > 1:

@@ -8,15 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from msa_lite.data.chat import (
-    DATE_STRING,
-    CallStyle,
-    find_call_style,
-    has_think_block,
-    render_chat,
-    shared_length,
-    shows_functions,
-)
+from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
+from msa_lite.data.messages import ToolUse
 from msa_lite.data.rows import Row
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
@@ -27,6 +20,8 @@ IGNORE = -100
 _PLAIN = "use prompt.kind: plain"
 _MARK, _REPLY = "msalite", "etilasm"  # words to try a template with
 _TRIED, _WITH_SYSTEM = Row(0, _MARK, _REPLY), Row(0, "a", system=_MARK)
+_FUNCTION = {"name": _MARK, "description": "b", "parameters": {"type": "object", "properties": {}}}
+_WITH_TOOLS = Row(0, "a", tools=ToolUse(offered=json.dumps([{"type": "function", "function": _FUNCTION}])))
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,10 @@ class Prompter:
     @cached_property
     def shows_functions(self) -> bool:
         """Check whether the prompt shows the tools that a row offers."""
-        return self.use_chat and shows_functions(self.tokenizer)
+        try:
+            return self.use_chat and _MARK in self._render(_WITH_TOOLS, answered=False)
+        except Exception:  # whatever templates raise: this is not their way
+            return False
 
     @cached_property
     def has_block(self) -> bool:

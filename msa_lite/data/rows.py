@@ -158,10 +158,11 @@ def _check_parts(source: DataSource, form: Form, table: RecordTable) -> None:
             first.setdefault(column, place.of_row(row))
     if first:
         places = ", ".join(f"column {column!r} ({where})" for column, where in first.items())
+        *_, key = form.beside
         raise DataError(
             f"{source.path}: not used, although the model may have learnt with it: {places}. Name what it read in "
-            f"`columns`, by messages, {', '.join(form.beside)}; what does not matter as "
-            f"{{ignore: [{', '.join(first)}]}}, or with --columns {','.join(f'ignore={column}' for column in first)}"
+            f"`columns`, as {{{key}: {next(iter(first))}}} (or {', '.join(form.beside)}), or what does not matter, as "
+            f"{{ignore: [{', '.join(first)}]}}; on a command line --columns {key}=…,ignore=…"
         )
 
 
@@ -271,12 +272,14 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
 
 def _example(source: DataSource, columns: Sequence[str]) -> str:
     """Return the line to write into `columns`, with columns of the data if there are enough."""
-    if source.format == "qa" and "chosen" in columns:  # of preferences
-        answers = f"question: {next(iter(columns))}, answer" if next(iter(columns)) != "chosen" else "messages"
-        return f"{{{answers}: chosen, ignore: [rejected]}}"
-    keys = ["text"] if source.format == "text" else ["question", "answer"]
-    names = list(columns) if len(columns) >= len(keys) else ["…"] * len(keys)
-    return "{" + ", ".join(f"{key}: {name}" for key, name in zip(keys, names, strict=False)) + "}"
+    if source.format == "text":
+        return f"{{text: {columns[0]}}}"
+    question = next((name for name in ("prompt", "query", "instruction", "question") if name in columns), columns[0])
+    if "chosen" in columns:  # of preferences
+        named = "messages" if question == "chosen" else f"question: {question}, answer"
+        return f"{{{named}: chosen, ignore: [rejected]}}"
+    others = [name for name in ("response", "output", "answer", *columns, "…") if name in (*columns, "…")]
+    return f"{{question: {question}, answer: {next(name for name in others if name != question)}}}"
 
 
 def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:

@@ -88,7 +88,6 @@ NAMED = {"question": "q", "answer": "a"}
         (ALPACA | {"history": SHAREGPT[:3]}, {}, [OPENAI[:3], OPENAI]),
         (ALPACA | {"system": "Be brief.", "history": []}, {}, [[SYSTEM, WHEN, NOW]]),
         (ALPACA | {"system": " ", "history": None, "tools": "[]", "images": [], "context": ""}, {}, [[WHEN, NOW]]),
-        (ALPACA | {"instruction": "", "input": "When?"}, {}, [[WHEN, NOW]]),
         ({"conversations": SHAREGPT[1:3], "system": "Be brief."}, {}, [OPENAI[:3]]),
         ({"messages": OPENAI[:3], "system_prompt": "Be brief.", "prompt": "Where?"}, {}, [OPENAI[:3]]),
         ({"question": "When?", "answer": "Now.", "system": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
@@ -136,7 +135,7 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
         (ALPACA | {"history": "Where?"}, {}, r"column 'history': expected a list of \[question, answer\]"),
         (ALPACA | {"history": [["Where?", None]]}, {}, "column 'history', message 1: its content is no text"),
         *(
-            (ALPACA | {name: value}, {}, rf"column '{name}' \(row 0 \(line 1\)\).*ignore={name}")
+            (ALPACA | {name: value}, {}, rf"column '{name}' \(row 0 \(line 1\)\).*ignore: \[{name}\]")
             for name, value in {
                 "context": "x", "Persona": "x", "rejected": "x", "documents": [{"text": "x"}],
                 "chat_template_kwargs": {"x": 1}, "kto_tag": False, "label": False, "train": False, "prompt": "x",
