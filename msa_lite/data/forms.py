@@ -87,7 +87,9 @@ class Form:
         reply = None if is_text else read_messages(record.get(answer))
         added = [text for column in self.beside["input"] if (text := read_optional_cell(record, column))]
         if prompt is None:
-            prompt = [{"role": "user", "content": "\n".join([read_cell(record, question), *added])}]
+            # As LLaMA-Factory: an input may stand alone.
+            asked = read_optional_cell(record, question) if added else read_cell(record, question)
+            prompt = [{"role": "user", "content": "\n".join(filter(None, [asked, *added]))}]
         elif added:
             raise Unreadable(f"column '{question}': is a list of messages, so that no other text goes behind it")
         return prompt, reply or [{"role": "assistant", "content": read_cell(record, answer)}]

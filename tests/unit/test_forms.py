@@ -88,6 +88,7 @@ NAMED = {"question": "q", "answer": "a"}
         (ALPACA | {"history": SHAREGPT[:3]}, {}, [OPENAI[:3], OPENAI]),
         (ALPACA | {"system": "Be brief.", "history": []}, {}, [[SYSTEM, WHEN, NOW]]),
         (ALPACA | {"system": " ", "history": None, "tools": "[]", "images": [], "context": ""}, {}, [[WHEN, NOW]]),
+        (ALPACA | {"instruction": "", "input": "When?"}, {}, [[WHEN, NOW]]),
         ({"conversations": SHAREGPT[1:3], "system": "Be brief."}, {}, [OPENAI[:3]]),
         ({"messages": OPENAI[:3], "system_prompt": "Be brief.", "prompt": "Where?"}, {}, [OPENAI[:3]]),
         ({"question": "When?", "answer": "Now.", "system": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
