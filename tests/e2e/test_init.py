@@ -49,6 +49,7 @@ def test_a_recipe_is_written_that_the_loader_takes_with_a_reason_beside_each_lin
     assert recipe.evaluate is not None
     assert recipe.evaluate.holdout is not None
     assert recipe.vector.mode == "lora"
+    assert (recipe.betas, "beta" in (place / "my-request.yaml").read_text()) == ([0.0], False)
     lines = (place / "my-request.yaml").read_text().splitlines()
     for key, reason in {
         "target:": "llama, ",

@@ -22,14 +22,14 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from msa_lite.io.console.libraries import _TRAIN, _requirement
+from msa_lite.io.console import libraries
 from msa_lite.pipeline.run.report import report_run
 from tests.e2e.conftest import tiny_recipe, write_recipe
 from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 from tests.support.runs import make_removal
 
 ROOT = Path(__file__).parents[2]
-LINE = f"training and scoring need torch and its companions: pip install {_requirement('train')}"
+LINE = f"training and scoring need torch and its companions: pip install {libraries.requirement('train')}"
 # With None in its place, a module is not found, neither by `import` nor by `find_spec`.
 START = "import json, sys; sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))\n"
 # Commands one after another, as (exit code, what it printed, what it told).
@@ -125,7 +125,7 @@ def moved(plain: Plain, out: str) -> np.ndarray:
 
 def test_the_packages_of_the_extra_are_hidden_and_no_others(hidden: str) -> None:
     names = set(json.loads(hidden))
-    assert {*_TRAIN, "matplotlib", "openai"} <= names
+    assert {*libraries._TRAIN, "matplotlib", "openai"} <= names
     assert not names & {"numpy", "click", "pydantic", "msa_lite"}
 
 
@@ -194,6 +194,15 @@ def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plai
     for command, (code, _, err) in zip(commands, plain.run(*commands), strict=True):
         assert (code, err.splitlines()[-1]) == (2, f"error: {LINE}"), command
         assert "Traceback" not in err, command
+    assert sorted(plain.folder.iterdir()) == before
+
+
+def test_without_matplotlib_alone_nothing_starts_that_would_draw(plain: Plain) -> None:
+    before, plain.hidden = sorted(plain.folder.iterdir()), '["matplotlib"]'
+    commands = [["run", "quickstart"], ["report", "."], ["baseline", "npo", "quickstart"]]
+    for command, (code, _, err) in zip(commands, plain.run(*commands), strict=True):
+        said = err.splitlines()[-1]
+        assert (code, "(missing: matplotlib): pip install" in said, "[train]" in said) == (2, True, True), command
     assert sorted(plain.folder.iterdir()) == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
+from msa_lite.io.console.libraries import has
 from msa_lite.merger.mergekit.reader import read_recipe
 from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
 
@@ -44,11 +46,15 @@ from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
     ],
 )
 def test_what_only_mergekit_can_do_is_refused_by_its_key(
-    tmp_path: Path, change: dict[str, Any], says: list[str]
+    tmp_path: Path, change: dict[str, Any], says: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, recipe_of("org/target", ON_TARGET) | change)
-    assert [part for part in [*says, "mergekit-yaml"] if part not in str(caught.value)] == []
+    assert [part for part in [*says, "--with mergekit"] if part not in str(caught.value)] == []
+    assert ("pip install" in str(caught.value)) != has("mergekit")
+    monkeypatch.setitem(sys.modules, "mergekit", None)
+    with pytest.raises(UsageError, match=r"add --with mergekit, which is not installed: pip install .*\[mergekit\]"):
+        read(tmp_path, recipe_of("org/target", ON_TARGET) | change)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,13 @@ def require(extra: str, reason: str | None = None) -> None:
     reason: the sentence to give in the place of the extra's own.
     """
     if not has(extra):
-        raise UsageError(f"{reason or _EXTRAS[extra][0]}: pip install {_requirement(extra)}")
+        why, packages = _EXTRAS[extra]
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        named = f" (missing: {', '.join(missing)})" if len(missing) < len(packages) else ""
+        raise UsageError(f"{reason or why}{named}: pip install {requirement(extra)}")
 
 
-def _requirement(extra: str) -> str:
+def requirement(extra: str) -> str:
     """Return what pip needs to install an extra from where msa-lite came: a clone, a file, a repository or an index."""
     name = f"msa-lite[{extra}]"
     try:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, ValidationError
 
 from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.io.console.libraries import has, requirement
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.recipes import ListedModel, MergeRequest, Reference
@@ -164,7 +165,8 @@ def read_recipe(path: Path) -> MergeRequest:
         faults = _explain(error)
     except _NotMsaError as error:
         faults = list(error.args)
-    headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
+    missing = "" if has("mergekit") else f", which is not installed: pip install {requirement('mergekit')}"
+    headline = f"{path}: not a merge that msa-lite can do. Mend it, or add --with mergekit{missing}:"
     raise UsageError(join_faults(headline, faults))
 
 

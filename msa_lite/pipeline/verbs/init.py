@@ -277,14 +277,14 @@ def _text(path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, Set
     ]
     if retain := sets.get("retain"):
         sample = {"sample": "match_forget"} if len(retain.rows) > len(sets["forget"].rows) else {}
-        lines += ["retain:", _set(path, "data", retain, sample), "  beta: auto  # how strongly to keep, likewise"]
+        lines += ["retain:", _set(path, "data", retain, sample)]
     else:
         lines += ["# retain:  # rows that must stay; without any, the verdict cannot be PASS",
                   "#   data: {path: keep.jsonl, sample: match_forget}"]  # fmt: skip
     lines += ["vector:", "  mode: lora  # adapters. full: all weights; `msa-lite plan` says what fits"]
     scored = [_set(path, "holdout", sets["holdout"])] if "holdout" in sets else []
     if max(len(facts.rows) for facts in sets.values()) > _MOST_SCORED:
-        scored += [f"  limit: {_MOST_SCORED}  # a sample of so many rows of each set is scored"]
+        scored += [f"  limit: {_MOST_SCORED}  # at most so many rows of each set are scored, a sample"]
     lines += ["evaluate:", *scored] if scored else []
     return "\n".join([*lines, _line(path, "output", wishes.output, "the folder of the run"), ""])
 
