@@ -60,6 +60,7 @@ def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, plac
         ("rows.csv", b"question;answer\na;b;c\n", r"row 0 \(line 2\): .* a semicolon in double quotes"),
         ("rows.csv", HEAD + b'a,"b\nc,d\n', r"row 0 \(line \d\): not CSV"),
         ("rows.csv", HEAD + b"a\nb,c\n", r"row 0 \(line 2\), column 'answer': None"),
+        ("rows.csv", HEAD + b"a,b\rc", r"row 1 \(line 3\), column 'answer': None"),
         ("rows.csv", b"question,answer,answer\na,b,c\n", "column 'answer' stands twice"),
         ("rows.csv", b"question^answer\na^b\n", r"there are 'question\^answer'.*none of , ; \| and tabs"),
         ("rows.jsonl", b"\n\n" + GOOD + b'\n\n{"question": "a\n', r"row 1 \(line 5\): not JSON"),
