@@ -104,11 +104,16 @@ def read_history(value: Any, column: str) -> list[Any]:
 
 
 def read_messages(value: Any) -> Sequence[Any] | None:
-    """Return a list of messages, or one, which may be written as JSON in a text; None for anything else."""
+    """Return a list of messages, or one, which may be written as JSON in a text; None for anything else.
+
+    A text whose JSON says something else by these keys, as {"from": "Rome", "to": "Oslo"} does, is a text.
+    """
     parsed = _parsed(value)
     messages = [parsed] if isinstance(parsed, dict) else parsed
     messages = messages if isinstance(messages, list) else []
-    return messages if any(isinstance(m, dict) and m.keys() & {"role", "from"} for m in messages) else None
+    roles = [m.get("role", m.get("from")) for m in messages if isinstance(m, dict) and m.keys() & {"role", "from"}]
+    roles = [role for role in roles if str(role) in _ROLES] if isinstance(value, str) else roles
+    return messages if roles else None
 
 
 def read_conversation(messages: Sequence[Any], where: str, functions: str, shown: range) -> Conversation:
@@ -233,7 +238,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unreadable(f"{where}: {clip(repr(call), _SHOWN)} is no call with the name of a function")
-        arguments = _without_nulls(_parsed(function.get("arguments") or {}))
+        arguments = _without_nulls(_parsed(function.get("arguments") or {}), where)
         identity = {"id": call["id"]} if call.get("id") else {}
         read.append({**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return read
@@ -241,7 +246,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 def read_functions(offered: Any, column: str) -> str:
     """Return the functions that a record offers in a column, as JSON; "" for none."""
-    functions = _without_nulls(_parsed(offered))
+    functions = _without_nulls(_parsed(offered), f"column '{column}'")
     if not functions:
         return ""
     if not isinstance(functions, list) or not all(isinstance(item, Mapping) for item in functions):
@@ -264,13 +269,13 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any, where: str) -> Any:
     """Return a value of JSON without keys that hold null. Raise Unreadable for NaN and Infinity."""
     if isinstance(value, float) and not isfinite(value):
-        raise Unreadable(f"{json.dumps(value)} in a tool or its arguments, which JSON does not have; take it out")
+        raise Unreadable(f"{where}: {json.dumps(value)} in a tool or its arguments; take it out, or write it as text")
     if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item, where) for key, item in value.items() if item is not None}
+    return [_without_nulls(item, where) for item in value] if isinstance(value, list) else value
 
 
 def _load(text: str) -> list[dict[str, Any]]:

@@ -135,6 +135,7 @@ def test_sound_files_of_every_form_are_read(name: str, content: bytes, wanted: l
 WORDS = [
     "02116", "+4915112345670", "1.10", "TRUE", "1E5", "NA", "null", "nan", "inf", "-Infinity", "2024-01-05", "1:30",
     " a ", "two\nlines", "two\r\nlines", "old\rMac", '"', '""', "a, b; c|d\te", "\u2028", "{}", "[1]", "#", "\ufeff",
+    '{"from": "Rome", "to": "Oslo"}', '[{"role": "x"}]', '{"a": NaN}',
 ]  # fmt: skip
 CELLS = st.sampled_from(WORDS) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
 NUMBERS = st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
@@ -211,7 +212,7 @@ def test_what_is_no_text_is_refused_in_every_column_that_is_read(column: str, ce
 def test_a_number_that_json_does_not_have_is_refused_in_tools(cell: str, tmp_path: Path) -> None:
     call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": float(cell)}}]}
     talk = json.dumps({"messages": [{"role": "user", "content": "a"}, call]})
-    with pytest.raises(DataError, match=rf"row 0 \(line 1\), .*{cell} in a tool or its arguments"):
+    with pytest.raises(DataError, match=rf"row 0 \(line 1\), column 'messages', message 1: {cell} in a tool"):
         load_rows(DataSource(write(tmp_path, "a.jsonl", talk.encode())))
 
 
