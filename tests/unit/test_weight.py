@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_694,
+    "lines of the package": 33_696,
     "modules": 275,
-    "lines of the tests": 40_838,
+    "lines of the tests": 40_840,
     "words of the docs": 49_964,
     "commands": 24,
     "options": 109,
