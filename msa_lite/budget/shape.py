@@ -11,6 +11,7 @@ from typing import Any
 from msa_lite.errors import FormatError
 from msa_lite.io.weights.checkpoint import Checkpoint
 from msa_lite.io.weights.quantised_forms import Packed
+from msa_lite.io.weights.tied_head import says_tied
 from msa_lite.io.weights.vocabulary import has_token_role, is_head
 
 # Families whose activations are counted exactly (`budget.needs`). Others get a rough estimate.
@@ -19,8 +20,6 @@ _KNOWN = {
     "phi3", "granite",
 }  # fmt: skip
 _HEAD_NORMS = {"qwen3", "olmo2", "olmo3", "gemma3_text"}  # queries and keys are normalised, too
-# These families tie head and embedding even if the config does not mention it.
-_TIED = {"gpt2", "gemma", "gemma2", "gemma3_text"}
 # Published configs (their config.json on the Hub) of the families that shipped recipes name, with the bytes of a stored
 # weight, by a part of the name.
 _PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
@@ -159,7 +158,7 @@ def shape_of_config(config: Mapping[str, Any], name: str, width: int = 4) -> Sha
     for layer in range(sizes["layers"]):
         tensors |= {f"model.layers.{layer}.{module}.weight": shape for module, shape in block.items()}
     tensors["model.norm.weight"] = (hidden,)
-    if not _is_tied(config):
+    if says_tied(config) is False:
         tensors["lm_head.weight"] = (vocabulary, hidden)
     return _make_shape(name, config, tensors, width * sum(math.prod(shape) for shape in tensors.values()), None)
 
@@ -187,7 +186,7 @@ def _make_shape(
         name=name,
         linear=tuple(Linear(*key, count) for key, count in linear.items()),
         embedding=embedding,
-        head=0 if _is_tied(config) and embedding else head,
+        head=0 if says_tied(config) and embedding else head,
         norms=norms,
         stored=stored,
         has_head_norms=family in _HEAD_NORMS,
@@ -223,8 +222,3 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
         "intermediate": read("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         "vocabulary": read("vocab_size"),
     }
-
-
-def _is_tied(config: Mapping[str, Any]) -> bool:
-    tied = config.get("tie_word_embeddings")
-    return tied if isinstance(tied, bool) else config.get("model_type") in _TIED

@@ -267,7 +267,7 @@ def test_an_untied_language_model_without_its_head_is_refused(sharded: Any, tmp_
     with pytest.raises(FormatError, match=said):
         merge(**arguments, out=tmp_path / "out")
     (tmp_path / "target/model-00002.safetensors").unlink()
-    with pytest.raises(FormatError, match=r"its head is missing.*; save the model again with its head"):
+    with pytest.raises(FormatError, match=r"its head is missing.*; save the model again with it"):
         merge(**arguments, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for config in ({"architectures": ["LlamaModel"], "tie_word_embeddings": False}, {"tie_word_embeddings": True}):

@@ -166,11 +166,10 @@ def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
 def test_untie_is_refused_where_there_is_nothing_to_untie(tmp_path: Path) -> None:
     target, adapter = make_model(tmp_path / "target"), make_adapter(tmp_path / "a", FACTORS)
     save_file(WEIGHTS | {f"{H}.weight": NEW}, target / "model.safetensors")
-    with pytest.raises(MismatchError, match=r"ties embedding and head, but lm_head\.weight differs from model\.embed"):
-        merge(target, tmp_path / "out", forget=adapter, untie=True)
-    (target / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
-    with pytest.raises(UsageError, match="two matrices already; leave out untie"):
-        merge(target, tmp_path / "out", forget=adapter, untie=True)
+    for config in (TIED, TIED | {"tie_word_embeddings": False}):
+        (target / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UsageError, match="two matrices already; leave out untie"):
+            merge(target, tmp_path / "out", forget=adapter, untie=True)
     assert not (tmp_path / "out").exists()
 
 

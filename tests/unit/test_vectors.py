@@ -172,7 +172,8 @@ def test_copies_are_not_compared_where_only_headers_are_there(tmp_path: Path, ta
 @pytest.mark.parametrize(
     ("config", "head", "tied"),
     [
-        ({"tie_word_embeddings": True, "vocab_size": 9}, HEAD, True),
+        ({"tie_word_embeddings": True, "vocab_size": 9}, {}, True),
+        ({"tie_word_embeddings": True, "vocab_size": 9}, HEAD, False),
         ({"tie_word_embeddings": False, "vocab_size": 9}, {}, False),
         ({"vocab_size": 9}, {}, True),
         ({"text_config": {"vocab_size": 9}}, {}, True),

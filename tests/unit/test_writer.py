@@ -202,7 +202,7 @@ CONFIG = """{ "model_type": "llama", "dtype": "bfloat16",
 
 @pytest.mark.parametrize(
     ("dtype", "config", "total"),
-    [(None, CONFIG, 1), ("BF16", CONFIG, 1), ("F32", CONFIG.replace('"bfloat16"', '"float32"'), 8)],
+    [(None, CONFIG, 4), ("BF16", CONFIG, 4), ("F32", CONFIG.replace('"bfloat16"', '"float32"'), 8)],
 )
 def test_config_and_index_follow_a_new_dtype_and_nothing_else_changes(
     tmp_path: Path, dtype: str | None, config: str, total: int

@@ -196,13 +196,23 @@ def _shard_names(index: Path, weight_map: Any) -> list[str]:
     return sorted(names)
 
 
+def read_index(folder: Path) -> dict[str, Any] | None:
+    """Return the content of a folder's index, or None where it has none. Raise FormatError where it is no object."""
+    index, what = folder / INDEX_FILE, f"{folder / INDEX_FILE}: not a safetensors index"
+    if not os.path.lexists(index):
+        return None
+    content = parse_json(read_bytes(index, MAX_HEADER), what, values=_VALUES)
+    if not isinstance(content, dict):
+        raise FormatError(f"{what} (no object)")
+    return content
+
+
 def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """Return the weight files of a folder, and the file of each tensor by its index, if it has one."""
-    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
-    if os.path.lexists(index):
-        content = parse_json(read_bytes(index, MAX_HEADER), f"{index}: not a safetensors index", values=_VALUES)
-        weight_map = content.get("weight_map") if isinstance(content, dict) else None
-        return [folder / name for name in _shard_names(index, weight_map)], weight_map
+    single = folder / SINGLE_FILE
+    if (content := read_index(folder)) is not None:
+        weight_map = content.get("weight_map")
+        return [folder / name for name in _shard_names(folder / INDEX_FILE, weight_map)], weight_map
     if os.path.lexists(single):
         return [single], None
     raise (FormatError if _kind_of(folder) else UsageError)(

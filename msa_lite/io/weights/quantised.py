@@ -20,7 +20,7 @@ from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, Checkpoint, ShardFile, 
 from msa_lite.io.weights.quantised_forms import BitsAndBytes4, BitsAndBytes8, CodeForm, Packed, Scaled, Turned
 from msa_lite.io.weights.writer import file_header
 
-_CONFIG_KEYS = ("quantization_config", "compression_config")
+CONFIG_KEYS = ("quantization_config", "compression_config")
 _STATE = ".quant_state.bitsandbytes__"
 _STATE_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _FP8, _FP8_BLOCK = ("F8_E4M3", "F8_E5M2"), 128
@@ -94,7 +94,7 @@ def dequantised(checkpoint: Checkpoint, stored: bool = False) -> Checkpoint:
     by_name = {entry.name: entry for entry in packed.values()}
     if stored:
         return replace(checkpoint, tensors=by_name)
-    config = {key: value for key, value in checkpoint.config.items() if key not in _CONFIG_KEYS or is_coded(by_name)}
+    config = {key: value for key, value in checkpoint.config.items() if key not in CONFIG_KEYS or is_coded(by_name)}
     return replace(checkpoint, config=config, tensors=by_name, shards=tuple(_plain(checkpoint.shards, packed)))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,61 @@ from msa_lite.io.weights.writer import file_header
 
 # The module that a tied head shares, where a model has several embeddings with a row for each token.
 _EMBEDDINGS = {"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"}
+_APART = {
+    "deepseek_v2", "deepseek_v3", "exaone4", "glm", "glm4", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+    "internlm3", "llama", "mamba2", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3",
+    "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm",
+}  # fmt: skip
+"""Families of which transformers does not tie the head where the config does not say it."""
+_REMEDY = (
+    "so the change of the one matrix is not defined; give each use a matrix of its own with msa_lite.merge(…, "
+    "untie=True)"
+)
+
+
+def says_tied(config: Mapping[str, Any]) -> bool | None:
+    """Return whether a config, or that of its text model, ties embedding and head; None where it leaves it open."""
+    text = config.get("text_config")
+    said = [part.get("tie_word_embeddings") for part in (config, text if isinstance(text, dict) else {})]
+    return True if True in said else False if False in said or config.get("model_type") in _APART else None
 
 
 def ties_head(checkpoint: Checkpoint) -> bool:
-    """Check whether embedding and head are one matrix: the config says so, or says nothing and no head is stored."""
-    tied = checkpoint.config.get("tie_word_embeddings")
-    if tied is not None:
-        return bool(tied)
-    return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
+    """Check whether embedding and head are one matrix, as transformers 5 sees it.
+
+    The config must not rule it out. And only one of the two is stored, or both with the same values. Of headers alone,
+    the config decides.
+    """
+    said, pair = says_tied(checkpoint.config), _stored_pair(checkpoint)
+    if said is not None and not (said and pair):
+        return said
+    if pair is None:
+        return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
+    first, last = pair
+    if first is None or last is None:
+        return True
+    return _same_rows(first, last) if checkpoint.shards else bool(said)
 
 
-def tied_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
-    """Return the names of embedding and head of a tied model; None where the embedding cannot be told."""
+def settled(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose config says that embedding and head are two matrices where its files hold two.
+
+    transformers 5 goes by the files then; other programs take the embedding for both if the config ties them.
+    """
+    pair = _stored_pair(checkpoint)
+    is_open = says_tied(checkpoint.config) is not False and checkpoint.shards and pair and None not in pair
+    return (
+        replace(checkpoint, config=_untied_config(checkpoint.config))
+        if is_open and not ties_head(checkpoint)
+        else checkpoint
+    )
+
+
+def token_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
+    """Return the names of embedding and head, stored or not; None where the embedding cannot be told.
+
+    The embedding's is empty where only the head is stored.
+    """
     names = _token_matrices(checkpoint)
     if any(name.split(".")[-2:-1] in (["head"], ["output"]) for name in names):
         return None
@@ -51,12 +95,58 @@ def tied_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
     names = [name for name in names if name not in stored]
     if len(names) > 1:
         names = [name for name in names if name.split(".")[-2] in _EMBEDDINGS]
-    if len(names) != 1:
+    if len(names) > 1 or not (names or stored):
         return None
-    [name] = names
+    name = names[0] if names else ""
     is_nested = name.startswith("language_model.model.")
     default = "embed_out.weight" if ".embed_in." in f".{name}" else "language_model." * is_nested + "lm_head.weight"
     return name, stored[0] if stored else default
+
+
+def _stored_pair(checkpoint: Checkpoint) -> tuple[TensorEntry | None, TensorEntry | None] | None:
+    """Return embedding and head, None for one that is not stored; None where the embedding cannot be told."""
+    names = token_names(checkpoint)
+    return names and (checkpoint.tensors.get(names[0]), checkpoint.tensors.get(names[1]))
+
+
+def stores_alike(first: Checkpoint, second: Checkpoint) -> bool:
+    """Check whether two checkpoints both store the embedding or not, and both store the head or not."""
+    pairs = [_stored_pair(checkpoint) or () for checkpoint in (first, second)]
+    return [entry is None for entry in pairs[0]] == [entry is None for entry in pairs[1]]
+
+
+def _same_rows(first: TensorEntry, second: TensorEntry) -> bool:
+    """Check whether two matrices hold the same values. A merge asks for the same two again and again."""
+    return first.shape == second.shape and _compare(
+        first, second, *(e.file.stat().st_mtime_ns for e in (first, second))
+    )
+
+
+@lru_cache(16)
+def _compare(first: TensorEntry, second: TensorEntry, *state: int) -> bool:
+    return holds_rows(second, first, first.matrix_shape[0])
+
+
+def as_used(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with embedding and head under the target's names, each as the checkpoint's model uses it.
+
+    A matrix that stands for both is there twice; for a target that ties the two, under the names that it stores.
+    """
+    own, goal, pair = token_names(checkpoint), token_names(target), _stored_pair(checkpoint)
+    if not (own and goal and pair) or (None in pair and says_tied(checkpoint.config) is False):
+        return checkpoint
+    is_tied = ties_head(target)
+    uses = zip(goal, (pair[0] or pair[1], pair[1] or pair[0]), strict=True)
+    named = {name: use for name, use in uses if use and name and (name in target.tensors or not is_tied)}
+    return replace(checkpoint, tensors={n: e for n, e in checkpoint.tensors.items() if n not in own} | named)
+
+
+def tie_fault(target: Checkpoint, model: Checkpoint, what: str) -> str | None:
+    """Return why a tied target cannot take the whole change of a model in which embedding and head differ, or None."""
+    names, (first, last) = token_names(model), _stored_pair(model) or (None, None)
+    if not (names and first and last and model.shards and ties_head(target)) or _same_rows(first, last):
+        return None
+    return f"{names[1]}: the target ties embedding and head, but in the {what} they are two matrices, {_REMEDY}"
 
 
 def _token_matrices(checkpoint: Checkpoint) -> list[str]:
@@ -67,16 +157,11 @@ def _token_matrices(checkpoint: Checkpoint) -> list[str]:
 
 def untie_fault(checkpoint: Checkpoint) -> MsaError | None:
     """Return why a model cannot get a head of its own, or None."""
-    names, place = tied_names(checkpoint), checkpoint.folder
+    names, place = token_names(checkpoint), checkpoint.folder
     if not ties_head(checkpoint):
         return UsageError(f"{place}: embedding and head are two matrices already; leave out untie")
-    if names is None:
+    if not (names and names[0]):
         return MismatchError(f"{place}: none of its tensors is known as the embedding that its head shares; untie")
-    if checkpoint.shards and names[1] in checkpoint.tensors and not copies_of_head(checkpoint):
-        return MismatchError(
-            f"{place}: its config ties embedding and head, but {names[1]} differs from {names[0]}; set "
-            "tie_word_embeddings to what is right"
-        )
     return None
 
 
@@ -87,7 +172,7 @@ def untied(checkpoint: Checkpoint) -> Checkpoint:
     """
     if not ties_head(checkpoint):
         return checkpoint
-    names = tied_names(checkpoint)
+    names = token_names(checkpoint)
     if (fault := untie_fault(checkpoint)) or names is None:
         raise fault or AssertionError
     config = _untied_config(checkpoint.config)
@@ -98,24 +183,26 @@ def untied(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, config=config, shards=shards, tensors={**checkpoint.tensors, head.name: head})
 
 
-def check_head(target: Checkpoint) -> None:
-    """Raise FormatError for an untied language model without a head: loaded, it would get a random one."""
-    if target.config.get("tie_word_embeddings") is not False or any(map(_names_head, target.tensors)):
+def check_head(checkpoint: Checkpoint) -> None:
+    """Raise FormatError for an untied language model without head or embedding: loaded, it would get a random one."""
+    if says_tied(checkpoint.config) is not False:
+        return
+    part = "embedding" if (token_names(checkpoint) or "?")[0] == "" else "head"
+    if part == "head" and any(map(_names_head, checkpoint.tensors)):
         return
     holders = [
-        path.name for path in unnamed_shards(target) if any(_names_head(e.name) for e in read_shard(path).tensors)
+        path.name for path in unnamed_shards(checkpoint) if any(_names_head(e.name) for e in read_shard(path).tensors)
     ]
-    classes = target.config.get("architectures")
+    classes = checkpoint.config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if not (name.endswith(("CausalLM", "LMHeadModel")) or holders):
         return
-    remedy = "save the model again with its head"
+    remedy = "save the model again with it"
     if holders:
         remedy = f"{holders[0]} holds it, but {INDEX_FILE} does not name that file: add its tensors there"
     raise FormatError(
-        f"{target.folder}: its head is missing (lm_head.weight), and config.json says tie_word_embeddings: false, so "
-        f"it would be loaded with a random head; {remedy}. If embedding and head are one matrix, set "
-        "tie_word_embeddings to true"
+        f"{checkpoint.folder}: its {part} is missing, and config.json does not tie the two, so it would be loaded with "
+        f"a random {part}; {remedy}. If embedding and head are one matrix, set tie_word_embeddings to true"
     )
 
 
@@ -124,13 +211,14 @@ def _names_head(name: str) -> bool:
     return not {"lm_head", "embed_out", "head", "output", "output_layer"}.isdisjoint(name.split("."))
 
 
-def copies_of_head(target: Checkpoint) -> tuple[str, str] | None:
-    """Return the names of embedding and head where a tied model stores the one matrix twice, else None."""
-    names = tied_names(target) if ties_head(target) and target.shards else None
-    if names is None or names[1] not in target.tensors:
-        return None
-    embedding, head = (target.tensors[name] for name in names)
-    return names if embedding.shape == head.shape and holds_rows(head, embedding, embedding.matrix_shape[0]) else None
+def copies_of_embedding(target: Checkpoint) -> tuple[str, list[str]]:
+    """Return the embedding's name, and those of the tensors in which a tied model stores the same matrix again."""
+    name, _ = token_names(target) or ("", "")
+    if not (name and target.shards and ties_head(target)):
+        return "", []
+    first = target.tensors[name]
+    others = [n for n, entry in target.tensors.items() if n != name and entry.shape == first.shape]
+    return name, [other for other in others if _same_rows(first, target.tensors[other])]
 
 
 def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +243,7 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     Equal factors, new values or token rows of both uses become one. New values that equal the prior's are no change.
     Where only headers are there, shapes alone are compared.
     """
-    names = tied_names(target)
+    names = token_names(target)
     if names is None:
         unclear = {*_token_matrices(target)} & {*adapter.modules, *adapter.values}
         return adapter, [
@@ -180,8 +268,7 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     uses += [head] if head in parts["tokens"] else []
     cause = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
     faults = [
-        f"{name}: the target ties embedding and head, but {cause}, so the change of the one matrix is not defined; "
-        "give each use a matrix of its own with msa_lite.merge(…, untie=True)"
+        f"{name}: the target ties embedding and head, but {cause}, {_REMEDY}"
         for name in (() if is_shared and uses == [embedding] else dict.fromkeys(uses))
     ]
     return replace(adapter, **parts), faults

@@ -20,13 +20,13 @@ import numpy as np
 from msa_lite.io.files.reading import read_object, read_text
 from msa_lite.io.files.writing import indented_json, write_json, write_text
 from msa_lite.io.weights.blocks import pread_into
-from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
+from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, read_index
 from msa_lite.io.weights.companions import copied_files, copy_into
 from msa_lite.io.weights.quantised_forms import Packed
 
 _ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
 _CODES_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside config.json
-_CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
+_CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"[\w.]+"')
 
 
 def round_once(values: np.ndarray, dtype: str, out: np.ndarray | None = None) -> np.ndarray:
@@ -112,7 +112,8 @@ def shard_header(shard: ShardFile, dtype: str | None) -> bytes:
 
 def file_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """Return the header of a safetensors file of tensors (name, dtype, shape, bytes) in this order."""
-    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    notes = {key: text for key, text in metadata.items() if not key.startswith("total_")}  # of the file it is made from
+    header: dict[str, object] = {"__metadata__": notes} if notes else {}
     position = 0
     for name, kind, shape, size in tensors:
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [position, position + size]}
@@ -155,14 +156,14 @@ def write_all(handle: int, data: bytes | memoryview, at: int) -> None:
 
 
 def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Copy config, tokenizer, templates, licence and index byte for byte, as far as they stay true of the output.
+    """Copy config, tokenizer, templates, licence and index byte for byte, as far as they are true of the output.
 
     Config and index follow a new dtype, weights that are no codes any more, and a head of its own. transformers loads
     weights in the dtype that config.json names, whatever their stored dtype.
     """
-    index = target.folder / INDEX_FILE
-    for path in [*copied_files(target.folder), *([index] if index.is_file() else [])]:
+    for path in copied_files(target.folder):
         copy_into(out, target.folder, path)
+    _write_index(target, out, dtype)
     path = target.folder / "config.json"
     text, config = read_text(path), dict(target.config)
     is_new = any(output_dtype(entry, dtype) != entry.dtype for entry in target.tensors.values())
@@ -179,19 +180,22 @@ def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
     if is_new:
         text = _CONFIG_DTYPE.sub(rf'\1"{name}"', text)
     write_text(out / "config.json", text)
-    _write_index(target, out / INDEX_FILE, dtype)
 
 
-def _write_index(target: Checkpoint, index: Path, dtype: str | None) -> None:
-    """Tell the index of an output, if it has one, the names, the files and the size of these tensors, in place."""
-    if not index.is_file():
+def _write_index(target: Checkpoint, out: Path, dtype: str | None) -> None:
+    """Write the target's index, if it has one, with the names, the files and the size of the output's tensors."""
+    if (content := read_index(target.folder)) is None:
         return
-    content = read_object(index)
     known = content.get("metadata")
-    size = {"total_size": output_bytes(target.tensors.values(), dtype)}
-    content["metadata"] = {**(known if isinstance(known, dict) else {}), **size}
-    content["weight_map"] = {name: entry.file.name for name, entry in target.tensors.items()}
-    write_json(index, content)
+    notes = dict(known) if isinstance(known, dict) else {}
+    entries = [entry for shard in target.shards for entry in shard.tensors]
+    names, size = {entry.name: entry.file.name for entry in entries}, output_bytes(entries, dtype)
+    if names == content["weight_map"] and notes.get("total_size") in (None, size):
+        copy_into(out, target.folder, target.folder / INDEX_FILE)
+        return
+    if names != content["weight_map"]:
+        notes.pop("total_parameters", None)
+    write_json(out / INDEX_FILE, {**content, "metadata": {**notes, "total_size": size}, "weight_map": names})
 
 
 _CHUNK = 4 << 20  # bytes of one write

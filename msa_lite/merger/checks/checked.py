@@ -26,7 +26,7 @@ from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
 from msa_lite.io.weights.quantised_forms import Packed, Scaled, Turned
-from msa_lite.io.weights.tied_head import check_head, untie_fault, untied
+from msa_lite.io.weights.tied_head import check_head, settled, untie_fault, untied
 from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.fidelity import NAMES
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
@@ -99,6 +99,8 @@ class CheckedMerge:
     """True where the output gets a head of its own, which the target ties to its embedding."""
     forms: Mapping[str, str] = field(default_factory=dict)
     """By name of a model that is stored as codes and scales, the form: {"target": "fp8"}."""
+    is_apart: bool = False
+    """True where the target's config ties embedding and head, but its files hold two matrices."""
 
     @property
     def vectors(self) -> list[Vector]:
@@ -144,7 +146,7 @@ class CheckedMerge:
         return all(isinstance(term.vector, Product) for term in self.deltas(name))
 
     def notes(self) -> list[str]:
-        """Return notes for the user on weights that keep the target's values: tokens and tensors of its own."""
+        """Return notes for the user on its tied head, and on weights that keep the target's values."""
         vectors = [term.vector for term in self.terms if term.weight]
         notes = []
         if common := dict.fromkeys(name for vector in vectors for name in vector.common):
@@ -153,6 +155,11 @@ class CheckedMerge:
             notes.append(
                 f"the target has rows for {self.target.tensors[name].shape[0]} tokens, the vectors for {known}: in "
                 f"{', '.join(common)} only the common rows changed; the others stay the target's"
+            )
+        if self.is_apart:
+            notes.append(
+                "the target's config.json ties embedding and head, but its files hold two matrices; the result's "
+                "config.json says so (tie_word_embeddings: false)"
             )
         if lacking := dict.fromkeys(name for vector in vectors for name in vector.lacking):
             listed = ", ".join([*lacking][:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
@@ -288,21 +295,22 @@ def check_headers(
     untie: give a tied target a head of its own, so that embedding and head change apart; None: where that is possible.
     writes: whether the target's weights will be written, in its own form where that is one of codes.
     """
-    codes, target = target, dequantised(target)
+    codes, plain = target, dequantised(target)
+    target = settled(plain)
     check_mergeable(target)
-    prior = prior and dequantised(prior)
+    if prior:
+        check_head(prior := dequantised(prior))
     models = {"target": target, **({"prior": prior} if prior else {})}
     forms = {name: form for name, model in models.items() if (form := describe_forms(model))}
     fault = None if untie is False else untie_fault(target)
     if fault and untie:
         raise fault
-    is_untied = untie is not False and fault is None
+    is_untied, is_apart = untie is not False and fault is None, target is not plain
     if is_untied:
         target = untied(target)
-        prior = prior if prior is None or (untie is None and untie_fault(prior)) else untied(prior)
-    vectors = tuple(term.with_vector(load_vector(term.vector, target, prior, is_untied)) for term in terms)
+    vectors = tuple(term.with_vector(load_vector(term.vector, target, prior)) for term in terms)
     forms |= {term.name: term.vector.form for term in vectors if term.vector.form}
-    checked = CheckedMerge(target, vectors, precision, is_untied, forms)
+    checked = CheckedMerge(target, vectors, precision, is_untied, forms, is_apart)
     if checked.keeps_codes and writes:
         checked = _keep_codes(checked, codes)
     faults = [
@@ -341,7 +349,7 @@ def _keep_codes(checked: CheckedMerge, codes: Checkpoint) -> CheckedMerge:
     for term in checked.terms:
         deltas = {n: turned(d, shapes[n]) if n in shapes else d for n, d in term.vector.deltas.items()}
         terms.append(term.with_vector(replace(term.vector, deltas=deltas)))
-    return replace(checked, target=untied(stored) if checked.is_untied else stored, terms=tuple(terms))
+    return replace(checked, target=untied(stored) if checked.is_untied else settled(stored), terms=tuple(terms))
 
 
 def check_mergeable(target: Checkpoint) -> None:

@@ -23,10 +23,18 @@ from msa_lite.io.finished.manifest import (
     stage_folder,
 )
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, check_unchanged, load_manifest
-from msa_lite.io.weights.adapter import ADAPTER_FILE, base_name, deciding_fields, is_adapter, is_bare_adapter
+from msa_lite.io.weights.adapter import (
+    ADAPTER_FILE,
+    base_name,
+    deciding_fields,
+    is_adapter,
+    is_bare_adapter,
+    load_adapter,
+)
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.weights.quantised import hides_shapes
+from msa_lite.io.weights.statements import check_statements
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_headers
 from msa_lite.merger.formula import Term, VectorLike, named_strengths, number_terms
 from msa_lite.report.page.card import model_card, read_target_card
@@ -133,8 +141,9 @@ class Inputs:
     def stage(self, nbytes: int, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any], dict[str, str]]]:
         """Build the output of this many bytes (`stage_folder`); give its partial folder, and facts and hashes to fill.
 
-        Raise OutputError when another process has written the output since the start. At the end, raise StageError when
-        a source's file has changed, also in the place of another error.
+        Raise FormatError where the output says of itself what its files do not hold, OutputError when another process
+        has written the output since the start. At the end, raise StageError when a source's file has changed, also in
+        the place of another error.
         """
         facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
@@ -157,6 +166,10 @@ class Inputs:
             except (MsaError, OSError):
                 check_unchanged(marks)
                 raise
+            if self.kind == "model":
+                check_statements(partial, load_checkpoint(self.target.folder))
+            else:
+                load_adapter(partial)  # refuses ranks and tensors that its config does not tell
             card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
             write_text(partial / CARD_FILE, card)
             check_unchanged(marks)

@@ -14,7 +14,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.hub import Source, commit_of, is_remote, split_name
-from msa_lite.io.weights.tied_head import tied_names, ties_head
+from msa_lite.io.weights.tied_head import ties_head, token_names
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, msa_terms
 from msa_lite.merger.checks.inputs import by_name, peek
 from msa_lite.merger.formula import OneOrSeveral, Term, named_strengths, number_terms
@@ -196,7 +196,9 @@ def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dty
         raise UsageError(f"the {name} is stored in {form}, whose codes mergekit would take for weights")
     if checked.is_untied:
         raise UsageError("the head of the result is a matrix of its own, the target's is not")
-    names = tied_names(checked.target) if ties_head(checked.target) else None
+    if not all(vector.stores_alike for vector in checked.vectors):
+        raise UsageError("its models do not store the same of embedding and head, and mergekit may leave one out")
+    names = token_names(checked.target) if ties_head(checked.target) else None
     if names and any(vector.is_adapter and names[0] in vector.deltas for vector in checked.vectors):
         raise UsageError(
             "an adapter changes the matrix of embedding and head, and PEFT, by which mergekit merges it, "

@@ -23,7 +23,7 @@ from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, Us
 from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import YAML_LIMIT, read_text
-from msa_lite.io.files.writing import check_space, digest, output_path, write_text
+from msa_lite.io.files.writing import check_space, digest, indented_json, output_path, write_text
 from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import is_adapter
@@ -39,6 +39,7 @@ from msa_lite.io.weights.companions import (
 )
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_files
 from msa_lite.io.weights.quantised import name_form
+from msa_lite.io.weights.tied_head import settled, stores_alike
 from msa_lite.merger.checks.inputs import Inputs, find_inputs
 from msa_lite.merger.checks.memory import blocks_of
 from msa_lite.merger.fidelity import Change, Merged, measure, total
@@ -102,6 +103,8 @@ def _check_fit(inputs: Inputs) -> Checkpoint:
     for name, model in models.items():
         check_companions(model.folder, tokenizer_files(model.folder))  # the recipe may take it from there
         faults += compare_checkpoints(target, model, ("target", name)) if name != "target" else []
+        if not stores_alike(target, model):
+            faults.append(f"{name}: it and the target do not store the same of embedding and head; save both alike")
         if form := name_form(model) or (model.config.get("quantization_config") and "a quantised form"):
             raise FormatError(
                 f"{name} {model.folder}: is stored in {form}, whose codes mergekit would take for weights"
@@ -152,6 +155,8 @@ def _add_companions(config: Any, target: Checkpoint, partial: Path) -> None:
         name = name_in(folder, path)
         if name not in tokens and not (partial / name).exists():
             copy_into(partial, folder, path)
+    if (model := load_checkpoint(partial)) is not (known := settled(model)):
+        write_text(partial / "config.json", indented_json(known.config))
     if has_tokenizer(folder) and not has_tokenizer(partial):
         raise StageError("mergekit failed: it wrote no tokenizer; look at the recipe's tokenizer and chat_template")
 

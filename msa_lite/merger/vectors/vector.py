@@ -14,8 +14,17 @@ from msa_lite.io.weights.blocks import Files, holds_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.matching import aligned, is_buffer, predicts_ahead
 from msa_lite.io.weights.quantised import dequantised, describe_forms
-from msa_lite.io.weights.tied_head import copies_of_head, fold_head, tied_names, ties_head, untied
-from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role
+from msa_lite.io.weights.tied_head import (
+    as_used,
+    check_head,
+    copies_of_embedding,
+    fold_head,
+    stores_alike,
+    tie_fault,
+    ties_head,
+    token_names,
+)
+from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role, token_tensors
 from msa_lite.merger.vectors.adapter_names import match_adapter
 from msa_lite.merger.vectors.deltas import (
     CommonRows,
@@ -50,6 +59,8 @@ class Vector:
     """Weights of the target that the tuned checkpoint or the prior lacks; they stay as they are."""
     form: str = ""
     """The form of codes that the tuned checkpoint is stored in; empty for plain floats."""
+    stores_alike: bool = True
+    """False where target, prior and tuned checkpoint do not all store both of embedding and head, or the same one."""
 
     @property
     def is_cut(self) -> bool:
@@ -75,16 +86,16 @@ def compare_checkpoints(
 
     names: the two names in messages, as ("target", "prior"). alone: tensors of the first that the second may lack, by
     default the modules that it knows nothing of (`own_modules`). No faults are: other names of the same tensors, masks,
-    position tables and tensors of multi-token prediction, none of which transformers needs; an lm_head that only one
-    of them stores, if the first ties it to its embedding; more or fewer tokens in embedding and head.
+    position tables and tensors of multi-token prediction, none of which transformers needs; an embedding or a head that
+    only one of them stores, where the other ties the two; more or fewer tokens in embedding and head.
     """
-    second = aligned(second, first)
+    second = as_used(aligned(second, first), first)
     alone = own_modules(first, [second]) if alone is None else alone
     faults = []
     for name in sorted(first.tensors.keys() | second.tensors.keys()):
         a, b = first.tensors.get(name), second.tensors.get(name)
         if a is None or b is None:
-            if (name in _HEADS and ties_head(first)) or is_buffer((a or b), name) or name in alone:  # type: ignore[arg-type]
+            if (a is None and name in _HEADS and ties_head(first)) or is_buffer((a or b), name) or name in alone:  # type: ignore[arg-type]
                 continue
             if predicts_ahead(first if b is None else second, name):
                 continue
@@ -99,10 +110,16 @@ def own_modules(target: Checkpoint, others: Sequence[Checkpoint]) -> set[str]:
     """Return the target's tensors in modules of which no other checkpoint has anything: a vision tower, a second head.
 
     A further layer of a list that another has, or a further tensor in a module of another, is none: there the models
-    differ. Nor is an embedding or a head.
+    differ. Nor is an embedding or a head, unless it is a copy of a tied embedding.
     """
     known = {block for other in others for name in other.tensors for block in _blocks(name)}
-    return {name for name in target.tensors if not (known & {*_blocks(name)} or has_token_role(name))}
+    sizes = {entry.shape for entry in token_tensors(target).values() if len(entry.shape) == 2}
+    copies = copies_of_embedding(target)[1]
+    return {
+        name
+        for name, entry in target.tensors.items()
+        if name in copies or not (known & {*_blocks(name)} or has_token_role(name) or entry.shape in sizes)
+    }
 
 
 def _blocks(name: str) -> list[str]:
@@ -112,10 +129,8 @@ def _blocks(name: str) -> list[str]:
     return [module] if "#" not in parts else [".".join(parts[: parts.index("#") + 1]), module]
 
 
-def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None, untie: bool = False) -> Vector:
+def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     """Open a vector (the folder of a PEFT adapter, or a full checkpoint, which needs the prior), fitted to the target.
-
-    untie: read a tied checkpoint with a head of its own, as the target is.
 
     Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
@@ -123,7 +138,7 @@ def load_vector(source: Path | Checkpoint, target: Checkpoint, prior: Checkpoint
     prior = prior and aligned(prior, target)
     if isinstance(source, Checkpoint) or not is_adapter(source):
         tuned = dequantised(source if isinstance(source, Checkpoint) else load_checkpoint(source))
-        return _checkpoint_vector(untied(tuned) if untie else tuned, target, prior)
+        return _checkpoint_vector(tuned, target, prior)
     return adapter_vector(load_adapter(source), target, prior)
 
 
@@ -131,13 +146,17 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     folder = tuned.folder
     if prior is None:
         raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
-    tuned = aligned(tuned, target)
+    check_head(tuned)
+    tuned, is_alike = aligned(tuned, target), all(stores_alike(target, model) for model in (tuned, prior))
+    tied = (tie_fault(target, model, what) for model, what in ((tuned, "tuned checkpoint"), (prior, "prior")))
+    faults = [fault for fault in tied if fault]
+    tuned, prior = as_used(tuned, target), as_used(prior, target)
     full = {name for name, entry in target.tensors.items() if entry.nbytes}
     if empty := [name for name, entry in tuned.tensors.items() if name in full and not entry.nbytes]:
         raise FormatError(join_faults(f"{folder}: {len(empty)} of its tensors are empty. {ZERO_3}:", empty))
     # A tune of a vision-language model's text is saved without the rest, which its prior has.
     alone = own_modules(target, [tuned] if "text_config" in target.config else [tuned, prior])
-    faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"), alone)
+    faults += compare_checkpoints(target, tuned, ("target", "tuned checkpoint"), alone)
     faults += compare_checkpoints(target, prior, ("target", "prior"), alone)
     faults += [
         f"{name}: stored as {entry.dtype} in {entry.file.name}, which is not a plain float"
@@ -152,9 +171,18 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     kept = {n for n, e in target.tensors.items() if e.is_float and n not in shared and not is_buffer(e, n)}
     deltas: dict[str, Delta] = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
     rows = {name: [tuned.tensors[name].matrix_shape[0], prior.tensors[name].matrix_shape[0]] for name in both}
-    kept -= _HEADS if ties_head(target) else set()
     common = _cut(deltas, target, rows)
-    return Vector(folder, deltas, False, True, common, tuple(sorted(kept)), describe_forms(tuned))
+    _change_copies(deltas, target)
+    return Vector(
+        folder, deltas, False, True, common, tuple(sorted(kept - deltas.keys())), describe_forms(tuned), is_alike
+    )
+
+
+def _change_copies(deltas: dict[str, Delta], target: Checkpoint) -> None:
+    """Change the copies of a tied target's embedding as the embedding itself, in place."""
+    embedding, copies = copies_of_embedding(target)
+    if embedding in deltas:
+        deltas.update({name: deltas[embedding] for name in copies if name not in deltas})
 
 
 def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -176,12 +204,14 @@ def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequen
 
 def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     """Return the vector of an adapter, fitted to the target. Raise as `load_vector`."""
+    prior = prior and as_used(prior, target)
     if not ties_head(target):
         return _matched_vector(match_adapter(adapter, target), target, prior)
-    embedding, head = tied_names(target) or ("", "")
-    uses = {head: target.tensors[embedding]} if head else {}
+    embedding, head = token_names(target) or ("", "")
+    uses = {head: target.tensors[embedding]} if embedding else {}
     folded, faults = fold_head(match_adapter(adapter, target, uses), target, prior)
-    if faults and (prior or not adapter.values):  # without the prior, new values may be no change
+    is_known = target.shards or head not in target.tensors  # else headers alone do not tell whether it is a copy
+    if faults and is_known and (prior or not adapter.values):  # without the prior, new values may be no change
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
     vector = _matched_vector(folded, target, prior)
     return replace(vector, needs_prior=vector.needs_prior or bool(adapter.values))
@@ -241,8 +271,7 @@ def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
     common = _cut(deltas, target, rows)
-    if (names := copies_of_head(target)) and names[0] in deltas:
-        deltas[names[1]] = deltas[names[0]]
+    _change_copies(deltas, target)
     return Vector(adapter.folder, deltas, True, on_prior, common)
 
 

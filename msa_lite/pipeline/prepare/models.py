@@ -35,6 +35,7 @@ from msa_lite.io.weights.hub import (
 )
 from msa_lite.io.weights.matching import aligned, is_buffer
 from msa_lite.io.weights.quantised import name_form
+from msa_lite.io.weights.tied_head import as_used, tie_fault, ties_head
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.checks.inputs import ModelLike
@@ -234,6 +235,9 @@ def check_apart(target: Source, prior: Source) -> None:
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     """Check whether two checkpoints hold tensors of the same form, and in floats the same bytes, small ones first."""
     second = aligned(second, first)
+    if tie_fault(first, second, ""):
+        return False
+    second = as_used(second, first)
     forms = [
         {name: (entry.dtype, entry.shape) for name, entry in model.tensors.items() if not is_buffer(entry, name)}
         for model in (first, second)
@@ -275,11 +279,11 @@ def check_lora_targets(recipe: Recipe, target: Checkpoint, prior: Checkpoint) ->
         if fault:
             raise UsageError(f"vector.lora.targets: {fault}")
         return
-    faults = []
+    faults, is_tied = [], ties_head(target)
     for name in targets:
         matched = [module for module in modules if module == name or module.endswith(f".{name}")]
         embeds = any("embed" in module or module.endswith("wte") for module in matched)
-        if target.config.get("tie_word_embeddings") and (name == "lm_head" or embeds):
+        if is_tied and (name == "lm_head" or embeds):
             faults.append(f"{name}: the target ties embedding and head, and an adapter would change one of the two")
         elif not matched:
             leaves = {module.rpartition(".")[2] for module in modules}
@@ -303,6 +307,8 @@ def check_fit(recipe: Recipe, target: Checkpoint, prior: Checkpoint) -> None:
     """
     lora = recipe.vector.lora
     if recipe.vector.mode == "full":
+        if fault := tie_fault(target, prior, "prior"):
+            raise MismatchError(f"vector.mode: full, but {fault}. `vector.mode: lora` changes neither of them")
         return
     targets = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
     settings = FitSettings(mode="lora", lora_rank=lora.rank, lora_alpha=lora.alpha, lora_targets=targets)
