@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.matching import find_names
-from msa_lite.merger import merge, merge_adapters
+from msa_lite.io.weights.writer import write_companions
+from msa_lite.merger import Precision, Term, merge, merge_adapters
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.prepare.models import same_weights
+from msa_lite.pipeline.run.merge import LoadedTarget
 from tests.support.merges import make_adapter, read_checkpoint
+from tests.support.models import tiny_config
 
 Arrays = dict[str, np.ndarray]
 E, H, Q = "model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"
@@ -144,14 +148,115 @@ def test_an_untied_output_in_another_dtype_loads_in_transformers_as_peft_merges_
     assert not torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
 
 
-def test_full_vectors_change_each_matrix_of_an_untied_output(tmp_path: Path) -> None:
-    prior, target, tuned = (make_model(tmp_path / name, step) for name, step in (("p", 0), ("t", 1), ("f", 3)))
-    save_file(load_file(tuned / "model.safetensors") | {f"{H}.weight": NEW}, tuned / "model.safetensors")
-    (tuned / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
-    merge(target, tmp_path / "out", forget=tuned, prior=prior, untie=True, exact=True)
-    out = read_checkpoint(tmp_path / "out")
-    assert np.allclose(out[f"{E}.weight"], WEIGHTS[f"{E}.weight"] - 2, atol=1e-13)
-    assert np.allclose(out[f"{H}.weight"], 2 * WEIGHTS[f"{E}.weight"] + 1 - NEW, atol=1e-13)
+# Mixes of three models, against transformers in float64: what a config says of the head, and what is stored of it.
+
+
+STATES = ["True none", "True copy", "True own", "True only", "False copy", "False own", "absent copy", "absent own"]
+PAIRS = [(target, tuned, "True none") for target in STATES for tuned in STATES[:4]]
+PAIRS += [(target, "True none", prior) for target in STATES[:4] for prior in STATES[2:6]]
+USES = {"llama": ("model.embed_tokens.weight", "lm_head.weight"), "gpt2": ("transformer.wte.weight", "lm_head.weight")}
+
+
+def make_state(folder: Path, kind: str, seed: int, state: str) -> Path:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    said, stored = state.split()
+    torch.manual_seed(seed)
+    sizes = {"llama": {"hidden_size": 8, "intermediate_size": 8}, "gpt2": {"n_embd": 8, "n_layer": 1}}[kind]
+    config = tiny_config(kind, vocab_size=20, **sizes, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).double().save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    embedding, head = USES[kind]
+    value = {"none": None, "own": torch.randn(20, 8, dtype=torch.float64)}.get(stored, tensors[embedding].clone())
+    tensors |= {} if value is None else {head: value}
+    if stored == "only":
+        del tensors[embedding]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    written = json.loads((folder / "config.json").read_text())
+    del written["tie_word_embeddings"]
+    written |= {} if said == "absent" else {"tie_word_embeddings": said == "True"}
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder
+
+
+def load(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+    assert not report["missing_keys"]
+    return model.eval()
+
+
+def answers(model: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.arange(12)[None]).logits
+
+
+@pytest.mark.parametrize(("kind", "pairs"), [("llama", PAIRS), ("gpt2", PAIRS[::3])])
+def test_every_mix_of_tied_and_untied_models_is_merged_right_or_refused(
+    tmp_path: Path, kind: str, pairs: list[tuple[str, str, str]]
+) -> None:
+    roles = ("target", "tuned", "prior")
+    folders = {
+        (role, state): make_state(tmp_path / f"{role} {state}", kind, number, state)
+        for number, role in enumerate(roles)
+        for state in STATES
+    }
+    weights = {key: load(folder).state_dict() for key, folder in folders.items()}
+    embedding, head = USES[kind]
+    outcomes = []
+    for number, pair in enumerate(pairs):
+        target, tuned, prior = (weights[key] for key in zip(roles, pair, strict=True))
+        place, out = (
+            {role: folders[role, state] for role, state in zip(roles, pair, strict=True)},
+            tmp_path / str(number),
+        )
+        deltas = {name: tuned[name] - prior[name] for name in tuned}
+        is_tied = target[head].data_ptr() == target[embedding].data_ptr() and not deltas[head].equal(deltas[embedding])
+        arguments = {"forget": place["tuned"], "prior": place["prior"], "alpha": 0.5, "exact": True}
+        if is_tied:
+            with pytest.raises(MismatchError, match=r"ties embedding and head, but in the (tuned|prior)"):
+                merge(place["target"], out, **arguments)
+        can_untie = is_tied and "only" not in pair[0]
+        outcomes.append(is_tied)
+        if is_tied and not can_untie:
+            continue
+        merge(place["target"], out, **arguments, untie=can_untie)
+        wanted = tiny_untied(kind, {name: value - 0.5 * deltas[name] for name, value in target.items()})
+        merged = load(out)
+        assert (answers(merged) - answers(wanted)).abs().max() < 1e-12, pair
+        stored = read_checkpoint(out)  # other programs go by the config alone
+        if merged.config.tie_word_embeddings and {head, embedding} <= stored.keys():
+            assert np.array_equal(stored[head], stored[embedding]), pair
+    assert any(outcomes)
+    assert not all(outcomes)
+
+
+def tiny_untied(kind: str, weights: Any) -> Any:
+    """A model whose embedding and head are two matrices, with these weights."""
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"llama": {"hidden_size": 8, "intermediate_size": 8}, "gpt2": {"n_embd": 8, "n_layer": 1}}[kind]
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, vocab_size=20, **sizes, tie_word_embeddings=False))
+    model.double().load_state_dict(weights)
+    return model.eval()
+
+
+@pytest.mark.parametrize("state", ["True copy", "True own", "True only", "absent copy"])
+def test_a_sweep_sets_the_weights_that_a_merge_writes(tmp_path: Path, state: str) -> None:
+    states = {"target": state, "tuned": "True none", "prior": "True none"}
+    folders = [make_state(tmp_path / role, "gpt2", seed, of) for seed, (role, of) in enumerate(states.items())]
+    target, tuned, prior = (fetch(str(folder)) for folder in folders)
+    loaded = LoadedTarget(target, prior, Precision(exact=True), lambda terms: pytest.fail("by disk"))
+    for alpha in (0.5, 1.0):
+        in_memory = answers(loaded.merged([Term("forget", tuned.folder, -alpha)]))
+        merge(target, tmp_path / str(alpha), forget=tuned, prior=prior, alpha=alpha, exact=True)
+        assert (answers(load(tmp_path / str(alpha))) - in_memory).abs().max() < 1e-5  # scored in fp32
 
 
 def test_an_adapter_may_change_them_apart(tmp_path: Path) -> None:
@@ -192,6 +297,43 @@ def test_a_copy_of_the_head_that_a_tied_target_stores_changes_along(tmp_path: Pa
     out = read_checkpoint(tmp_path / "out")
     assert np.array_equal(out[f"{E}.weight"], out[f"{H}.weight"])
     assert np.allclose(out[f"{H}.weight"], WEIGHTS[f"{E}.weight"] - 2 * B @ A, atol=1e-13)
+
+
+# What an output says of itself is checked against its files.
+
+
+LIES: dict[str, tuple[str, Any]] = {
+    "total_size: 1": ("model.safetensors.index.json", lambda index: index["metadata"].update(total_size=1)),
+    "index.json: does not name model-0": ("model.safetensors.index.json", lambda index: index["weight_map"].popitem()),
+    "dtype: float16": ("config.json", lambda config: config.update(dtype="float16")),
+    "torch.bfloat16|dtype: bfloat16": (
+        "config.json",
+        lambda config: config.update(text_config={"torch_dtype": "torch.bfloat16"}),
+    ),
+    "tie_word_embeddings: true": ("config.json", lambda config: config.update(tie_word_embeddings=True)),
+    "quantization_config": ("config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"})),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_output_that_says_of_itself_what_its_files_do_not_hold_is_refused(
+    tmp_path: Path, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_model(tmp_path / "target", 1.0, shards=True)
+    arguments: dict[str, Any] = {"forget": make_adapter(tmp_path / "a", FACTORS | ON_HEAD), "untie": True}
+    merge(target, tmp_path / "true", **arguments)
+    file, change_it = LIES[lie]
+
+    def write_wrongly(checkpoint: Checkpoint, out: Path, dtype: str | None) -> None:
+        write_companions(checkpoint, out, dtype)
+        content = json.loads((out / file).read_text())
+        change_it(content)
+        (out / file).write_text(json.dumps(content))
+
+    monkeypatch.setattr("msa_lite.merger.stream.model.write_companions", write_wrongly)
+    with pytest.raises(FormatError, match=lie):
+        merge(target, tmp_path / "out", **arguments)
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "a", "true"}
 
 
 # One model in several layouts: what transformers renames or ignores on loading is no difference; a weight is.

@@ -122,7 +122,7 @@ def _candidates(name: str, target: Container[str]) -> Iterator[str]:
         yield known
     for prefix in BASE_PREFIXES:
         yield f"{prefix}.{name}"
-    for head, other in (HEADS, HEADS[::-1]):
+    for head, other in (HEADS[:2], HEADS[1::-1]):
         if name.startswith(head):
             yield other + name.removeprefix(head)
 

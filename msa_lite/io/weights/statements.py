@@ -9,6 +9,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError, discarded, join_faults
 from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, load_checkpoint, read_index
+from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.quantised import CONFIG_KEYS, name_form
 from msa_lite.io.weights.tied_head import check_head, settled
 

@@ -28,15 +28,15 @@ from msa_lite.io.weights.checkpoint import (
 )
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
-from msa_lite.io.weights.vocabulary import has_token_role, is_head, vocabulary_size
+from msa_lite.io.weights.vocabulary import HEADS, has_token_role, is_head, vocabulary_size
 from msa_lite.io.weights.writer import file_header
 
 # The module that a tied head shares, where a model has several embeddings with a row for each token.
 _EMBEDDINGS = {"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"}
 _APART = {
     "deepseek_v2", "deepseek_v3", "exaone4", "glm", "glm4", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
-    "internlm3", "llama", "mamba2", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3",
-    "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm",
+    "llama", "mamba2", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe",
+    "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm",
 }  # fmt: skip
 """Families of which transformers does not tie the head where the config does not say it."""
 _REMEDY = (
@@ -98,9 +98,9 @@ def token_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
     if len(names) > 1 or not (names or stored):
         return None
     name = names[0] if names else ""
-    is_nested = name.startswith("language_model.model.")
-    default = "embed_out.weight" if ".embed_in." in f".{name}" else "language_model." * is_nested + "lm_head.weight"
-    return name, stored[0] if stored else default
+    number = 1 if ".embed_in." in f".{name}" else 2 if name.startswith("biogpt.") else 0
+    nested = "language_model." * name.startswith("language_model.model.")
+    return name, stored[0] if stored else f"{nested}{HEADS[number]}weight"
 
 
 def _stored_pair(checkpoint: Checkpoint) -> tuple[TensorEntry | None, TensorEntry | None] | None:

@@ -15,10 +15,10 @@ from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 
-HEADS = ("lm_head.", "embed_out.")  # the second is GPT-NeoX's, in its files
+HEADS = ("lm_head.", "embed_out.", "output_projection.")  # the second is GPT-NeoX's, in its files; the third BioGPT's
 # Names of modules with a row for each token, besides those with "emb" in their name (embed_tokens, word_embeddings,
 # embed_in, embed_out). The number of rows alone does not tell: GPT-2's c_fc may have as many.
-_MODULES = {"wte", "shared", "lm_head", "head", "output"}
+_MODULES = {"wte", "shared", "lm_head", "head", "output", "output_projection"}
 _OTHER_EMBEDDINGS = ("pos", "type", "patch")  # of places, segments and pictures
 
 
