@@ -29,13 +29,12 @@ def check_statements(folder: Path, target: Checkpoint) -> None:
 
 
 def _faults(model: Checkpoint, target: Checkpoint) -> Iterator[str]:
-    notes = (read_index(model.folder) or {}).get("metadata")
-    size, held = (
-        notes.get("total_size") if isinstance(notes, dict) else None,
-        sum(e.nbytes for e in model.tensors.values()),
-    )
+    notes, held = (read_index(model.folder) or {}).get("metadata"), sum(e.nbytes for e in model.tensors.values())
+    size = notes.get("total_size") if isinstance(notes, dict) else None
     if size is not None and size != held:
         yield f"{INDEX_FILE}: total_size: {json.dumps(size)}, the tensors take {held}"
+    for path in unnamed_shards(model):
+        yield f"{INDEX_FILE}: does not name {path.name}"
     stored = dict.fromkeys(_dtypes(target.config), target.dtype_name)
     for said in _dtypes(model.config):
         if said != model.dtype_name != stored.get(said):
