@@ -304,7 +304,7 @@ def test_a_copy_of_the_head_that_a_tied_target_stores_changes_along(tmp_path: Pa
 
 LIES: dict[str, tuple[str, Any]] = {
     "total_size: 1": ("model.safetensors.index.json", lambda index: index["metadata"].update(total_size=1)),
-    "index.json: does not name model-0": ("model.safetensors.index.json", lambda index: index["weight_map"].popitem()),
+    "index.json: does not name model-1": ("model.safetensors.index.json", lambda index: index["weight_map"].popitem()),
     "dtype: float16": ("config.json", lambda config: config.update(dtype="float16")),
     "torch.bfloat16|dtype: bfloat16": (
         "config.json",

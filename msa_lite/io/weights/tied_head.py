@@ -39,10 +39,6 @@ _APART = {
     "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm",
 }  # fmt: skip
 """Families of which transformers does not tie the head where the config does not say it."""
-_REMEDY = (
-    "so the change of the one matrix is not defined; give each use a matrix of its own with msa_lite.merge(…, "
-    "untie=True)"
-)
 
 
 def says_tied(config: Mapping[str, Any]) -> bool | None:
@@ -146,7 +142,15 @@ def tie_fault(target: Checkpoint, model: Checkpoint, what: str) -> str | None:
     names, (first, last) = token_names(model), _stored_pair(model) or (None, None)
     if not (names and first and last and model.shards and ties_head(target)) or _same_rows(first, last):
         return None
-    return f"{names[1]}: the target ties embedding and head, but in the {what} they are two matrices, {_REMEDY}"
+    return _unclear(names[1], f"in the {what} they are two matrices")
+
+
+def _unclear(name: str, cause: str) -> str:
+    """Return the fault of a change of a tied matrix that its two uses do not have in common."""
+    return (
+        f"{name}: the target ties embedding and head, but {cause}, so the change of the one matrix is not defined; "
+        "give each use a matrix of its own with msa_lite.merge(…, untie=True)"
+    )
 
 
 def _token_matrices(checkpoint: Checkpoint) -> list[str]:
@@ -208,7 +212,7 @@ def check_head(checkpoint: Checkpoint) -> None:
 
 def _names_head(name: str) -> bool:
     """Check whether a tensor is a head's, by its module's name in the families that we know."""
-    return not {"lm_head", "embed_out", "head", "output", "output_layer"}.isdisjoint(name.split("."))
+    return is_head(name) or not {"head", "output", "output_layer"}.isdisjoint(name.split("."))
 
 
 def copies_of_embedding(target: Checkpoint) -> tuple[str, list[str]]:
@@ -267,10 +271,7 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     uses = [name for name in names if any(name in parts[kind] for kind in ("modules", "values"))]
     uses += [head] if head in parts["tokens"] else []
     cause = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
-    faults = [
-        f"{name}: the target ties embedding and head, but {cause}, {_REMEDY}"
-        for name in (() if is_shared and uses == [embedding] else dict.fromkeys(uses))
-    ]
+    faults = [_unclear(n, cause) for n in (() if is_shared and uses == [embedding] else dict.fromkeys(uses))]
     return replace(adapter, **parts), faults
 
 
