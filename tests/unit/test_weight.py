@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_696,
-    "modules": 275,
-    "lines of the tests": 40_840,
-    "words of the docs": 49_964,
+    "lines of the package": 33_848,
+    "modules": 276,
+    "lines of the tests": 40_953,
+    "words of the docs": 49_999,
     "commands": 24,
     "options": 109,
     "keys of a recipe": 90,
