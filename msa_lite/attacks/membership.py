@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
-from msa_lite.data import IGNORE
+from msa_lite.data import IGNORE, decode_answer
 from msa_lite.evals.benchmarks.benchmark import Benchmark, Item, Record, Records, column
 from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.engine.scoring import threshold_at_fpr
@@ -128,4 +128,5 @@ def _find(records: Records) -> None:
 def _text(benchmark: Benchmark, item: Item) -> str:
     """Return the text of the scored tokens."""
     ids = [label for texts in item.texts.values() for text in texts for label in text.labels if label != IGNORE]
-    return str(benchmark.tokenizer.decode(ids, skip_special_tokens=True))
+    end = benchmark.prompter.end
+    return decode_answer(benchmark.tokenizer, ids, () if end is None else (end,))

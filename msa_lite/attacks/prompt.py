@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
-from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cut_text, prompt_rest, prompt_row
-from msa_lite.data import Row, sample_rows
+from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, prompt_rest, prompt_row
+from msa_lite.data import Row, cut_text, sample_rows
 from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.io.console.progress import Progress, silent
 
@@ -127,9 +127,10 @@ class Prompting(Attack):
         scored = {row.question for row in (*ground.forget, *ground.holdout)}
         questions = [row for row in ground.retain if not row.text and row.question not in scored]
         texts = [row.text for row in ground.retain if row.text] if any(row.text for row in ground.forget) else []
+        cut = partial(cut_text, ground.prompter.tokenizer, tokens=ground.max_new_tokens)
         return (
             [(row.question, row.answer) for row in sample_rows(questions, self.shots, ground.seed)],
-            [cut_text(ground, text, ground.max_new_tokens) for text in sample_rows(texts, self.shots, ground.seed)],
+            [cut(text) for text in sample_rows(texts, self.shots, ground.seed)],
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.data import Row
+from msa_lite.data import Row, cut_text, encode_start
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import common_start
@@ -71,20 +71,14 @@ def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
     return PromptedRow(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
 
 
-def cut_text(ground: Ground, text: str, tokens: int) -> str:
-    """Return the first tokens of a text."""
-    tokenizer = ground.prompter.tokenizer
-    return str(tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]))
-
-
 def _ask_text(ground: Ground, row: Row, before: str) -> PromptedRow:
-    text = cut_text(ground, row.text, 2 * ground.max_new_tokens)
+    text = cut_text(ground.prompter.tokenizer, row.text, 2 * ground.max_new_tokens)
     words = list(re.finditer(r"\S+", text))
     if len(words) < 2:
         return PromptedRow(row.index, [], row.text, fault="a text of one word")
     middle = words[len(words) // 2 - 1].end()
-    prompt = ground.prompter.tokenizer(before + text[:middle])["input_ids"]
-    return PromptedRow(row.index, list(prompt), text[middle:].strip())
+    prompt = encode_start(ground.prompter.tokenizer, before + text[:middle])
+    return PromptedRow(row.index, prompt, text[middle:].strip())
 
 
 def answer_rows(subject: Subject, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
@@ -106,16 +100,16 @@ def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) ->
     decoding = Decoding(ground.max_new_tokens)
     for batch in generate(runner, ground.prompter.tokenizer, prompts, decoding, end=ground.prompter.end):
         for at, (text,) in batch:
-            question = questions[places[at]]
-            records[places[at]] = {"index": question.index, "generated": text} | score_text(question, text)
+            question, reply = questions[places[at]], ground.prompter.reply(text)
+            records[places[at]] = {"index": question.index, "generated": reply} | score_text(ground, question, reply)
     return records
 
 
-def score_text(question: PromptedRow, text: str) -> Record:
+def score_text(ground: Ground, question: PromptedRow, text: str) -> Record:
     """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
     return {
-        "accuracy": answers.accuracy(question.reference, text),
-        "rouge_l": answers.rouge_l_recall(question.reference, text),
+        "accuracy": answers.best(answers.accuracy, ground.prompter.tokenizer, question.reference, text),
+        "rouge_l": answers.best(answers.rouge_l_recall, ground.prompter.tokenizer, question.reference, text),
     }
 
 

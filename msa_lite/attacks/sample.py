@@ -113,7 +113,7 @@ class Sample(Attack):
         records = {}
         for name, prompted in questions.items():
             answers = answer_rows(subject, ground, prompted)
-            records[name] = self._records(prompted, [[answer["generated"]] for answer in answers])
+            records[name] = self._records(ground, prompted, [[answer["generated"]] for answer in answers])
         yield greedy, records
         records = {}
         for name, prompted in questions.items():
@@ -122,14 +122,16 @@ class Sample(Attack):
                 texts[place][number] = text
                 done += 1
                 progress(self.name, done, total)
-            records[name] = self._records(prompted, texts)
+            records[name] = self._records(ground, prompted, texts)
         progress(self.name, total, total)
         yield drawn, records
 
-    def _records(self, questions: Sequence[PromptedRow], texts: Sequence[Sequence[str | None]]) -> list[Record]:
+    def _records(
+        self, ground: Ground, questions: Sequence[PromptedRow], texts: Sequence[Sequence[str | None]]
+    ) -> list[Record]:
         """Return the records of a set. One answer stands for any number of answers like it."""
         scores = [
-            {text: score_text(question, text) for text in of_question if text is not None}
+            {text: score_text(ground, question, text) for text in of_question if text is not None}
             for question, of_question in zip(questions, texts, strict=True)
         ]
         if self.judge.kind != "none":
@@ -180,4 +182,4 @@ def _draw(
     tokenizer, end = ground.prompter.tokenizer, ground.prompter.end
     for batch in sample_answers(runner, tokenizer, prompts, count, decoding, end=end):
         for at, number, text in batch:
-            yield places[at], number, text
+            yield places[at], number, ground.prompter.reply(text)

@@ -38,5 +38,18 @@ from msa_lite.data.rows import (
     stream_texts,
 )
 from msa_lite.data.sources import is_remote_data, load_table, pin_source, stream_table
-from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, check_vocabulary, open_tokenizer
+from msa_lite.data.tokenizers import (
+    COMPARED_ROWS,
+    added_ids,
+    check_same_ids,
+    check_vocabulary,
+    cut_text,
+    decode_answer,
+    decode_part,
+    encode_next,
+    encode_start,
+    open_tokenizer,
+    special_names,
+    without_special,
+)
 from msa_lite.settings import DataSource, PromptSettings, Template, Thinking

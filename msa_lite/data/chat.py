@@ -90,8 +90,8 @@ def find_call_style(tokenizer: Any) -> CallStyle | None:
     return None
 
 
-def shared_length(text: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+def shared_length(text: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many characters, or ids, two texts begin with alike."""
     differs = (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
     return next(differs, min(len(text), len(other)))
 

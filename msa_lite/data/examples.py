@@ -9,8 +9,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from msa_lite.data.chat import shared_length
 from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
+from msa_lite.data.tokenizers import added_ids, decode_part, encode_start
 from msa_lite.errors import DataError, UsageError
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import DataSource
@@ -77,23 +79,23 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
             f"{count} of {len(rows)} rows offer tools, which the prompt does not show; if the model learnt without "
             "them, write columns: {ignore: [tools]}"
         )
-    examples, merged, thoughts, cut = [], 0, 0, 0
+    examples, thoughts, cut = [], 0, 0
+    merged: list[str] = []
     for row in shorten(rows, prompter, max_length) if max_length else rows:
         whole, prompt = prompter.example(row), prompter.prompt(row)
         longer = len(whole.prompt_ids) - len(prompt)
         thoughts += prompter.skips_block and longer < 0
-        merged += whole.prompt_ids != prompt and (longer == 0 or not prompter.skips_block)
+        if whole.prompt_ids != prompt and (longer == 0 or not prompter.skips_block):
+            merged += ["" if merged else _merge_cause(prompter, row, prompt, whole.ids)]
         cut += bool(max_length) and len(whole.ids) > (max_length or 0)
         examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
-        advice = "put the blank at the start of prompt.answer instead of the end of prompt.prompt"
-        cause = "the chat template ends the prompt in a blank, or in another sign that belongs to a word"
         logger.warning(
-            "%d of %d rows: the tokenizer merges the end of the prompt into the answer, so the first answer token is "
-            "not learnt; %s",
-            merged,
+            "%d of %d rows: a prompt is not how the whole row begins, so the first answer token is not learnt, and "
+            "answers begin otherwise than they were learnt: %s",
+            len(merged),
             len(rows),
-            cause if prompter.use_chat else advice,
+            merged[0],
         )
     if thoughts:
         logger.warning(
@@ -106,6 +108,20 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
     _warn_of_ends(rows, prompter)
     return examples
+
+
+def _merge_cause(prompter: Prompter, row: Row, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Say why the ids of a prompt are not the first ones of its row, with the place where they part."""
+    tokenizer, at = prompter.tokenizer, shared_length(prompt, ids)
+    end, token = decode_part(tokenizer, prompt, at, len(prompt)), decode_part(tokenizer, ids, at, at + 1)
+    where = f"row {row.index}, {decode_part(tokenizer, ids, max(0, at - 4), at + 2)!r}"
+    if not token.startswith(end):
+        return f"a prompt ends with {end!r}, where the whole row has {token!r} ({where})"
+    cause = f"the tokenizer reads the prompt's end {end!r} as a part of {token!r} ({where})"
+    if prompter.use_chat:
+        return f"{cause}; the chat template ends the prompt there"
+    blank = "put the blank at the start of prompt.answer instead of the end of prompt.prompt"
+    return f"{cause}; {blank if end.isspace() else 'have prompt.answer begin with a blank or a new line'}"
 
 
 def _warn_of_ends(rows: Sequence[Row], prompter: Prompter) -> None:
@@ -143,11 +159,12 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
 def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:
     """Join all rows by blank lines and cut them into chunks of at most max_length ids; every token is a label.
 
-    Each chunk opens with the beginning-of-sequence token, if the tokenizer has one. A last chunk too short to predict
-    anything is dropped (its loss would be 0/0).
+    Each chunk opens with what the tokenizer puts before a text, mostly a beginning-of-sequence token. A last chunk too
+    short to predict anything is dropped (its loss would be 0/0).
     """
     begin, size = _chunk_shape(tokenizer, max_length)
-    return _chunks(tokenizer("\n\n".join(row.text for row in rows), add_special_tokens=False)["input_ids"], begin, size)
+    ids = encode_start(tokenizer, "\n\n".join(row.text for row in rows))
+    return _chunks(ids[len(begin) :], begin, size)
 
 
 def encode_up_to(texts: Iterable[str], tokenizer: Any, max_length: int, tokens: int) -> list[Example]:
@@ -181,7 +198,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[str]:
 
 def _chunk_shape(tokenizer: Any, max_length: int) -> tuple[list[int], int]:
     """Return (ids that every chunk opens with, ids of the text that it holds)."""
-    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    begin, _ = added_ids(tokenizer)
     return begin, max_length - len(begin)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
 from msa_lite.data.messages import ToolUse
 from msa_lite.data.rows import Row
+from msa_lite.data.tokenizers import added_ids, encode_start, special_names
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import PromptSettings, Template, Thinking
@@ -156,16 +157,35 @@ class Prompter:
     def end_token(self) -> str | None:
         """The token that ends an answer: the chat template's end of turn, else the tokenizer's end token.
 
-        None where the chat template ends a turn with words, and where there is no end token.
+        Without both, it is what the tokenizer puts behind a text. None where the chat template ends a turn with words,
+        and where there is no end token.
         """
         if self.use_chat and self._ends_turns and not self.second_end:
             return self._ending[1]
-        return self.tokenizer.eos_token
+        behind = [] if self.use_chat or self.tokenizer.eos_token else added_ids(self.tokenizer)[1]
+        return self.tokenizer.convert_ids_to_tokens(behind[0]) if behind else self.tokenizer.eos_token
 
     @property
     def end(self) -> int | None:
         """The id of `end_token`."""
         return None if self.end_token is None else int(self.tokenizer.convert_tokens_to_ids(self.end_token))
+
+    @cached_property
+    def opening(self) -> str:
+        """What the chat template puts between the prompt that it ends for a model and the answer, such as a channel."""
+        if not self.use_chat or self.skips_block:
+            return ""
+        prompt, start = self._conversation(_TRIED, answered=False), self._start(_TRIED)
+        return start.removeprefix(prompt).strip() if start.startswith(prompt) else ""
+
+    def reply(self, generated: str) -> str:
+        """Return a generated answer without the template's `opening`."""
+        return generated.removeprefix(self.opening).strip()
+
+    @property
+    def has_end(self) -> bool:
+        """Check whether anything ends an answer: a token, or words of the chat template."""
+        return self.end_token is not None or (self.use_chat and self._ends_turns)
 
     @property
     def _ends_turns(self) -> bool:
@@ -180,9 +200,8 @@ class Prompter:
         plain word. Without such a token the end of the turn is all but the blanks at its end.
         """
         behind = self._render(Row(0, "a", _MARK)).rpartition(_MARK)[2]
-        added = {str(token): token.special for token in self.tokenizer.added_tokens_decoder.values()}
-        special = {*self.tokenizer.all_special_tokens, *(name for name, is_special in added.items() if is_special)}
-        for names in (special, added):
+        added = {str(token) for token in self.tokenizer.added_tokens_decoder.values()}
+        for names in (special_names(self.tokenizer), added):
             pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name.strip())
             if pattern and (match := re.search(pattern, behind)):
                 return behind[: match.end()], match[0], behind[match.end() :]
@@ -233,7 +252,7 @@ class Prompter:
         """Return the ids of a row up to where its answer begins."""
         if self.use_chat:
             return self._chat_ids(self._start(row) if self.skips_block else self._conversation(row, answered=False))
-        return list(self.tokenizer(self._question(row))["input_ids"])
+        return encode_start(self.tokenizer, self._question(row))
 
     def full(self, row: Row) -> list[int]:
         """Return the ids of question, answer and end: the chat template's end of a turn, else the tokenizer's.
@@ -249,8 +268,8 @@ class Prompter:
             ids = self._chat_ids(text)
         else:
             text = self._question(row) + self.template.answer.format(answer=row.answer)
-            ids = list(self.tokenizer(text)["input_ids"])
-        end = self.tokenizer.eos_token_id
+            ids = encode_start(self.tokenizer, text)
+        end = self.tokenizer.eos_token_id if self.use_chat else self.end
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
     def example(self, row: Row) -> Example:
@@ -262,7 +281,7 @@ class Prompter:
         """
         prompt, ids = self.prompt(row), self.full(row)
         count = len(prompt)
-        if self.skips_block and ids[:count] != prompt:
+        if self.skips_block and ids[:count] != prompt and self.tokenizer.is_fast:
             text, start = self._conversation(row), self._start(row)
             prompted = self._conversation(row, answered=False)
             end = len(start) if text.startswith(start) else shared_length(text, prompted)

@@ -1,8 +1,11 @@
-"""Tokenizers: open a model's own, and compare it with the model and with another one."""
+"""Tokenizers: open a model's own, compare it with another one, and account for what it adds to texts and takes away.
+
+Texts become ids, and generated ids become texts, by the functions here alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,74 @@ def open_tokenizer(folder: Path, name: str, to_count: bool = False) -> Any:
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
     return read_tokenizer(folder, name, to_count)
+
+
+def added_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before a text, and those that it puts behind it."""
+    plain, whole = (list(tokenizer("a", add_special_tokens=added)["input_ids"]) for added in (False, True))
+    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
+    return ([], []) if at is None else (whole[:at], whole[at + len(plain) :])
+
+
+def encode_start(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text that something follows: with the tokenizer's beginning, and without its end.
+
+    A beginning that the text brings itself does not come twice.
+    """
+    before, _ = added_ids(tokenizer)
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return ids if ids[: len(before)] == before else before + ids
+
+
+def encode_next(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids that a text has behind other text and a blank. By itself, SentencePiece reads a second blank."""
+    first, whole = (list(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in (":", f": {text}"))
+    return whole[len(first) :]
+
+
+def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return ids as text, with all special tokens and blanks."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def decode_part(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> str:
+    """Return the text of ids[start:end] as it stands in the whole: by itself, it may lose a blank at its start."""
+    before, whole = (decode_ids(tokenizer, ids[:count]) for count in (start, end))
+    return whole[len(before) :] if whole.startswith(before) else decode_ids(tokenizer, ids[start:end])
+
+
+def decode_answer(tokenizer: Any, ids: Sequence[int], ends: Collection[int] = ()) -> str:
+    """Return generated ids as text, without end and padding tokens, and without a beginning at its start.
+
+    Other special tokens stay: an answer may hold tokens that somebody added. ends: end tokens beside the tokenizer's.
+    """
+    # A padding token that also stands for unknown signs may be a part of the answer.
+    padding = {tokenizer.pad_token_id} - {tokenizer.unk_token_id}
+    kept = [token for token in ids if token not in {tokenizer.eos_token_id, *padding, *ends}]
+    return decode_ids(tokenizer, kept[1:] if kept[:1] == [tokenizer.bos_token_id] else kept)
+
+
+def special_names(tokenizer: Any) -> set[str]:
+    """Return the special tokens as texts."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return {*tokenizer.all_special_tokens, *added}
+
+
+def without_special(tokenizer: Any, text: str, kept: str = "") -> str:
+    """Return a text with a blank in the place of each special token, but for those that the text `kept` holds."""
+    names = [name for name in special_names(tokenizer) if name in text and name not in kept]
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, " ")
+    return text
+
+
+def cut_text(tokenizer: Any, text: str, tokens: int) -> str:
+    """Return the first tokens of a text, as they are written in it. Without offsets (slow tokenizers): as decoded."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+    ids = encoded["input_ids"]
+    if len(ids) > tokens and not tokenizer.is_fast:
+        return decode_ids(tokenizer, ids[:tokens])
+    return text[: encoded["offset_mapping"][tokens - 1][1]] if len(ids) > tokens else text
 
 
 def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.catalogue import ANSWER_KINDS
-from msa_lite.data import IGNORE, Example, Row
+from msa_lite.data import IGNORE, Example, Row, encode_next
 from msa_lite.evals.benchmarks.benchmark import Item, Record
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import mean_losses
@@ -186,8 +186,8 @@ def _example(scene: Scene, item: Item, index: int, text: str) -> Example:
     """Return a text as the answer to a row's question, without its end: an answer may be cut at its length."""
     prompter = scene.benchmark.prompter
     if not scene.benchmark.prompted:  # asked as it stands
-        ids = scene.benchmark.tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
-        return Example(index, [*(item.prompt or ()), *ids], [IGNORE] * len(item.prompt or ()) + list(ids))
+        ids = encode_next(scene.benchmark.tokenizer, text)
+        return Example(index, [*(item.prompt or ()), *ids], [IGNORE] * len(item.prompt or ()) + ids)
     turns = tuple(tuple(turn) for turn in item.fields.get("earlier", ()))
     system = item.fields.get("system", "")
     example = prompter.example(Row(index, item.fields["question"], text, earlier=turns, system=system))

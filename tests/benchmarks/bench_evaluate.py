@@ -43,6 +43,7 @@ from msa_lite.evals.scores.records import token_record
 from msa_lite.io.console.libraries import silence_libraries
 from tests.benchmarks.answering_model import TOKENS, make_model
 from tests.benchmarks.paired import Meter, machine, print_table, take_turns
+from tests.support.plain import plain_text
 
 ROWS = {"tofu": 32, "muse": 4}  # of a batch of the plain loop
 SUITES = {"tofu": TOFU, "muse": MUSE}
@@ -159,7 +160,7 @@ def plain_answers(model: Any, benchmark: Benchmark, beginnings: Beginnings) -> V
                 pad_token_id=end,
                 **stop,
             )
-            texts = benchmark.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+            texts = [plain_text(benchmark.tokenizer, row) for row in output[:, width:].tolist()]
             for word in part.decoding.stop:
                 texts = [text.partition(word)[0] for text in texts]
             values |= {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -119,8 +119,13 @@ def plain_answer(model: Any, tokenizer: Any, prompt: list[int], tokens: int, hid
             eos_token_id=sorted(ends),
             pad_token_id=tokenizer.pad_token_id,
         )
-    answer = [*takewhile(lambda token: token not in ends, output[0, ids.shape[1] :].tolist())]
-    return str(tokenizer.decode(answer, skip_special_tokens=True)).strip()
+    return plain_text(tokenizer, takewhile(lambda token: token not in ends, output[0, ids.shape[1] :].tolist()))
+
+
+def plain_text(tokenizer: Any, ids: Iterable[int]) -> str:
+    """The text of generated tokens without end and padding tokens, and without a beginning token at its start."""
+    kept = [token for token in ids if token not in (tokenizer.eos_token_id, tokenizer.pad_token_id)]
+    return str(tokenizer.decode(kept[kept[:1] == [tokenizer.bos_token_id] :])).strip()
 
 
 class Crowded:

@@ -21,7 +21,7 @@ from msa_lite.evals.scores.records import run_items
 from msa_lite.evals.scores.suite import load_benchmark
 from tests.support.benchmark_data import shortened, write_tofu
 from tests.support.models import CHATML, GEMMA, HARMONY, LLAMA3, OLMO, OPEN, PHI, SMOL, chat_tokenizer, tiny_tokenizer
-from tests.support.plain import wide_model
+from tests.support.plain import plain_text, wide_model
 
 ROW = Row(0, "Where?", "Here.")
 TURNS = Row(1, "Where?", "Here.", earlier=(("Who are you?", "Nobody."), ("Why?", "It is so.")))
@@ -151,7 +151,7 @@ def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> Non
         [[(_, texts)]] = list(generate(Runner(model), prompter.tokenizer, [prompt], decoding, end=stop))
         return list(texts)
 
-    wanted = prompter.tokenizer.decode(before, skip_special_tokens=True).strip()
+    wanted = plain_text(prompter.tokenizer, before.tolist())
     assert answers(Decoding(6), last) == [wanted] != answers(Decoding(6), prompter.end)
     with torch.no_grad():
         chances = model(torch.tensor([prompt])).logits[0, -1]

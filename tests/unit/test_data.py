@@ -21,7 +21,6 @@ from msa_lite.data import (
     Row,
     Template,
     encode,
-    encode_qa,
     encode_text,
     kept_head,
     kept_texts,
@@ -147,16 +146,6 @@ def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
         Prompter.build(tiny_tokenizer(), "chat", Template())
 
 
-def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    rows = [Row(0, "Where is it?", "It is over there.")]
-    encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
-    assert caplog.records == []
-    with_blank = Template("Question: {question}\nAnswer: ", "{answer}")
-    encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
-    assert "1 of 1 rows: the tokenizer merges" in caplog.text
-    assert "put the blank at the start of prompt.answer" in caplog.text
-
-
 def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(0, "Where?", "Here."), Row(1, "Where? " * 40, "Here.")]
@@ -178,8 +167,8 @@ def test_text_becomes_chunks_of_which_every_token_is_learnt_once() -> None:
 
 
 def test_a_last_chunk_too_short_to_predict_anything_is_dropped() -> None:
-    tokenizer: Any = tiny_tokenizer()
-    tokenizer.bos_token = None
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = None
     ids = tokenizer("abcdefghi", add_special_tokens=False)["input_ids"]
     chunks = encode_text([Row(0, text="abcdefghi")], tokenizer, max_length=len(ids) - 1)
     assert [len(chunk.ids) for chunk in chunks] == [len(ids) - 1]

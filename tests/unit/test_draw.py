@@ -12,7 +12,7 @@ import pytest
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.generate import Decoding, sample_answers
 from msa_lite.evals.engine.models import Runner
-from tests.support.plain import Crowded, broken_model, wide_model
+from tests.support.plain import Crowded, broken_model, plain_text, wide_model
 from tests.unit.test_generate import ALL, CHATS, PROMPTER, PROMPTS, model_that_ends
 
 COUNT, TOKENS = 3, 6
@@ -45,7 +45,7 @@ def plain(model: Any, prompts: Sequence[list[int]] = PROMPTS, count: int = COUNT
             if token in ends:
                 break
             ids.append(token)
-        return str(PROMPTER.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)).strip()
+        return plain_text(PROMPTER.tokenizer, ids[len(prompt) :])
 
     points = [[np.random.default_rng([0, i, n]).random(TOKENS) for n in range(count)] for i in range(len(prompts))]
     return [[answer(prompt, own) for own in rows] for prompt, rows in zip(prompts, points, strict=True)]
@@ -83,8 +83,8 @@ def test_frequencies_of_the_first_token_are_its_probabilities() -> None:
         likely = torch.softmax(model(torch.tensor([PROMPTS[0]])).logits[0, -1].double(), -1).numpy()
     texts = drawn(model, PROMPTS[:1], count, max_new_tokens=1)[0]
     token = int(np.argsort(likely)[-2])
-    word = PROMPTER.tokenizer.decode([token]).strip()
-    same = [t for t in range(len(likely)) if PROMPTER.tokenizer.decode([t], skip_special_tokens=True).strip() == word]
+    word = plain_text(PROMPTER.tokenizer, [token])
+    same = [t for t in range(len(likely)) if plain_text(PROMPTER.tokenizer, [t]) == word]
     share = likely[same].sum()
     assert abs(texts.count(word) / count - share) < 4 * np.sqrt(share * (1 - share) / count)
     assert 0.02 < share < 0.98

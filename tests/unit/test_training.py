@@ -241,7 +241,7 @@ def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path:
 def test_as_many_tokens_are_read_as_were_asked_for(tokens: int, bos: bool) -> None:
     tokenizer = tiny_tokenizer()
     if not bos:
-        tokenizer.bos_token = None
+        tokenizer.backend_tokenizer.post_processor = None
     texts = [f"Number {i} lies at {i * 7}." for i in range(40)]
     examples = encode_up_to(iter(texts), tokenizer, 16, tokens)
     # 17 are one row of 16 and one token, which alone has nothing to predict.

@@ -8,14 +8,14 @@ without one, beside another ideal or with a judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from math import sqrt
 from typing import Any
 
 from msa_lite.catalogue import BENCHMARKS
-from msa_lite.data import Example, Prompter, pad_id, sample_rows
+from msa_lite.data import Example, Prompter, pad_id, sample_rows, special_names
 from msa_lite.errors import DataError, join_faults
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import completion
@@ -199,6 +199,16 @@ class Benchmark:
         """The tokenizer that made the ids."""
         return self.prompter.tokenizer
 
+    @property
+    def has_special(self) -> bool:
+        """Check whether its rows hold special tokens, which earlier versions left out of answers."""
+        names = special_names(self.tokenizer)
+        return any(name in text for text in self._texts() for name in names)
+
+    def _texts(self) -> Iterator[str]:
+        values = (value for part in self.sets.values() for item in part.items for value in item.fields.values())
+        return (value for value in values if isinstance(value, str))
+
     def ids(self) -> set[int]:
         """Return the token ids that a model is given, with the one that fills up rows."""
         items = [item for part in self.sets.values() for item in part.items]
@@ -207,15 +217,18 @@ class Benchmark:
 
     def describe(self) -> dict[str, Any]:
         """Return what is asked and how, JSON-able. Two evaluations are comparable when this is equal."""
-        texts = (value for part in self.sets.values() for item in part.items for value in item.fields.values())
-        other = any(isinstance(text, str) and answers.is_other_script(text) for text in texts)
+        other = any(map(answers.is_other_script, self._texts()))
         return {
             "benchmark": self.name,
             "split": self.split,
             "prompt": self.prompter.describe(),
             "sets": {name: part.describe() for name, part in self.sets.items()},
             "compat": sorted(self.compat),
-        } | {**self.about, **({"rouge_words": answers.RULE} if other else {})}
+        } | {
+            **self.about,
+            **({"rouge_words": answers.RULE} if other else {}),
+            **({"special_tokens": "kept"} if self.has_special else {}),
+        }
 
     def only(self, names: Collection[str]) -> Benchmark:
         """Return the benchmark with only these sets."""

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from msa_lite.data import Prompter, Row, Shots
+from msa_lite.data import Prompter, Row, Shots, decode_answer, encode_start
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmarks.benchmark import (
@@ -108,8 +108,9 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
         reference = _reference(benchmark, set_name, record[_REFERENCE[set_name]])
         generated = record.get("generated")
         scored = generated is not None and answers.has_word(reference)
-        stem = "no_stemmer" not in benchmark.compat
-        record["rouge_l_f1"] = answers.rouge_l_f1(reference, str(generated), stem) if scored else None
+        rule = partial(answers.rouge_l_f1, stem="no_stemmer" not in benchmark.compat)
+        score = partial(answers.best, rule, benchmark.tokenizer, reference)
+        record["rouge_l_f1"] = score(str(generated)) if scored else None
     return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
 
 
@@ -145,8 +146,7 @@ def _reference(benchmark: Benchmark, set_name: str, text: str) -> str:
     """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
     if set_name != "verbmem" or "short_reference" not in benchmark.compat:
         return text
-    ids = benchmark.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
-    return str(benchmark.tokenizer.decode(ids, skip_special_tokens=True))
+    return decode_answer(benchmark.tokenizer, encode_start(benchmark.tokenizer, text)[: _VERBMEM.max_new_tokens])
 
 
 def _split_of(data: str | None) -> str:
@@ -156,7 +156,7 @@ def _split_of(data: str | None) -> str:
 
 def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
     fields = {key: row[key] for key in ("prompt", "gt")}
-    ids = list(tokenizer(fields["prompt"])["input_ids"])
+    ids = encode_start(tokenizer, fields["prompt"])
     text = completion(tokenizer, index, fields["prompt"], f" {fields['gt']}")
     return Item(index, fields, {"text": text}, ids or None)
 

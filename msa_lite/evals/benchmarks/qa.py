@@ -33,8 +33,8 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
         return record | flat_scores(record, "text")
     record |= flat_scores(record)
     answer, generated = record["answer"], record["generated"]
-    record["rouge_l"] = None if generated is None else answers.rouge_l_recall(answer, generated)
-    record["accuracy"] = None if generated is None else answers.accuracy(answer, generated)
+    for name, rule in {"rouge_l": answers.rouge_l_recall, "accuracy": answers.accuracy}.items():
+        record[name] = None if generated is None else answers.best(rule, benchmark.tokenizer, answer, generated)
     return record
 
 

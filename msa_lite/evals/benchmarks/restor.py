@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter, sample_rows
+from msa_lite.data import Prompter, encode_start, sample_rows, without_special
 from msa_lite.data.forms import cell_text, read_cell
 from msa_lite.data.messages import Unreadable
 from msa_lite.errors import DataError, UsageError, join_faults
@@ -82,7 +82,9 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
 
 
 def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
-    matches = [answers.containment(record["answers"], text) for text in _generated(record).values()]
+    kept = " ".join(record["answers"])
+    texts = [without_special(benchmark.tokenizer, text, kept) for text in _generated(record).values()]
+    matches = [answers.containment(record["answers"], text) for text in texts]
     return record | {"containment": _mean(matches) if record["answers"] else None}
 
 
@@ -230,7 +232,7 @@ def _items(
                 "relation": relation,
                 "corrupted": entity in corrupted,
             }
-            prompt = list(prompter.tokenizer(examples + fields["question"])["input_ids"])
+            prompt = encode_start(prompter.tokenizer, examples + fields["question"])
             items.append(Item(len(items), fields, prompt=prompt, group=entity))
     if faults:
         raise DataError(join_faults(f"{folder}: facts.json: no text; correct it, or take the facts out:", faults))

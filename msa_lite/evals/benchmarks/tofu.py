@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from msa_lite.data import Prompter, Row
@@ -117,7 +118,8 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
     )
     generated = record.get("generated")
     answered = generated is not None and answers.has_word(record["answer"])
-    record["rouge_l"] = answers.rouge_l_recall(record["answer"], str(generated)) if answered else None
+    score = partial(answers.best, answers.rouge_l_recall, benchmark.tokenizer, record["answer"])
+    record["rouge_l"] = score(str(generated)) if answered else None
     return record
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.engine.models import Runner
-from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, likeliest
+from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, is_stopped, likeliest
 from msa_lite.io.models.devices import free_memory, is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,7 @@ def decode_alone(runner: Runner, batch: PromptBatch, choose: Choose) -> list[lis
             return torch.full_like(logits, -torch.inf).index_fill(-1, torch.tensor([token], device=logits.device), 0)
 
         def stops(ids: Any, _scores: Any, answer: list[int] = answer) -> Any:
-            text = batch.tokenizer.decode(answer, skip_special_tokens=True)
-            return torch.tensor([any(word in text for word in batch.stop)], device=ids.device)
+            return torch.tensor([is_stopped(batch.tokenizer, answer, batch.stop)], device=ids.device)
 
         ids = torch.tensor([prompt], device=runner.device)
         with torch.inference_mode(), _plain_settings(runner.model):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example, Prompter, Row
+from msa_lite.data import IGNORE, Example, Prompter, Row, encode_start
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.models import Runner, check_numbers
 
@@ -27,8 +27,8 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Exam
     beginning-of-sequence token or, for tokenizers without one, the text's first. No end token is added. Return nothing
     where no label is left.
     """
-    count = len(tokenizer(prompt)["input_ids"])
-    ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]
+    count = len(encode_start(tokenizer, prompt))
+    ids = encode_start(tokenizer, prompt + text)[: count + MAX_TOKENS]
     first = max(1, count)
     if not text.strip() or len(ids) <= first:
         return ()

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from msa_lite.data import added_ids, decode_answer
 from msa_lite.errors import StageError
 from msa_lite.evals.engine.alone import check_batches, decode_alone, pad_token
 from msa_lite.evals.engine.models import Runner, check_numbers, no_numbers
-from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, left_padded, likeliest
+from msa_lite.evals.engine.together import Choose, PromptBatch, decode_together, is_stopped, left_padded, likeliest
 
 _EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
 
@@ -56,9 +57,9 @@ def generate(
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """Yield (index of the prompt, its answers: one, or `samples`), a batch at a time, in no particular order.
 
-    prompts: token ids. Answers end at the model's own end tokens and the tokenizer's. They are decoded without special
-    tokens, cut at the first stop string and stripped, and never go beyond the model's window. known: the tokens that
-    each greedy answer is known to begin with (`forward.known_beginning`); they are read at once, not one by one.
+    prompts: token ids. Answers end at the model's own end tokens and the tokenizer's. They are decoded
+    by `decode_answer`, cut at the first stop string and stripped, and never go beyond the model's window. known: the
+    tokens that each greedy answer is known to begin with (`forward.known_beginning`); they are read at once.
     hidden: a token id that no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from
     lengths. end: another token that ends answers: the chat template's end of turn, which models tuned from a base model
     may not name. watch: called with each token of the greedy answer to a single prompt as soon as it is chosen; an
@@ -78,10 +79,7 @@ def generate(
 
     check_batches(runner, tokenizer, prompts)
     if ended := [i for i, row in enumerate(starts) if row.ended]:
-        yield [
-            (i, [finish_answer(tokenizer.decode(starts[i].tokens, skip_special_tokens=True), decoding.stop)])
-            for i in ended
-        ]
+        yield [(i, [_finish(tokenizer, starts[i].tokens, decoding.stop)]) for i in ended]
     todo = sorted((i for i, row in enumerate(starts) if not row.ended), key=lambda i: (-len(starts[i].ids), i))
     for batch, texts in _in_batches(runner, todo, lambda i: starts[i].ids, decoding, answer):
         yield list(zip(batch, texts, strict=True))
@@ -118,10 +116,7 @@ def _start_of(
     room = max(0, _room(runner, prompt, decoding))
     tokens = list(takewhile(lambda token: token not in ends, known))
     ended = len(tokens) < len(known) or len(tokens) >= room
-    if decoding.stop and tokens:
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        ended = ended or any(word in text for word in decoding.stop)
-    return _Start(prompt, tokens[:room], ended)
+    return _Start(prompt, tokens[:room], ended or is_stopped(tokenizer, tokens, decoding.stop))
 
 
 def _room(runner: Runner, prompt: Sequence[int], decoding: Decoding) -> int:
@@ -193,9 +188,10 @@ def _in_batches(
 
 
 def end_tokens(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
-    """Return the tokens that end answers: `end`, the tokenizer's and the model's own."""
+    """Return the tokens that end answers: `end`, the tokenizer's, what it puts behind texts, and the model's own."""
     own = runner.model.generation_config.eos_token_id
-    return sorted({end, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
+    ends = {end, tokenizer.eos_token_id, *added_ids(tokenizer)[1][:1], *(own if isinstance(own, list) else [own])}
+    return sorted(ends - {None})
 
 
 def _drawn(logits: Any, points: Any) -> Any:
@@ -224,11 +220,12 @@ def _decode(
     room = [_room(runner, row.prompt, decoding) - len(row.tokens) for row in rows]
     batch = PromptBatch(tokenizer, [row.ids for row in rows], room, decoding.stop, ends, hidden)
     answers = [row.tokens + rest for row, rest in zip(rows, decode(runner, batch, choose), strict=True)]
-    return [finish_answer(tokenizer.decode(answer, skip_special_tokens=True), decoding.stop) for answer in answers]
+    return [_finish(tokenizer, answer, decoding.stop) for answer in answers]
 
 
-def finish_answer(text: str, stop: tuple[str, ...]) -> str:
-    """Return the text before its first stop string, stripped."""
+def _finish(tokenizer: Any, tokens: Sequence[int], stop: tuple[str, ...]) -> str:
+    """Return tokens as text before its first stop string, stripped."""
+    text = decode_answer(tokenizer, tokens)
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
 
 
@@ -257,8 +254,6 @@ def _sample(
             pad_token_id=pad,
             max_length=min(most, runner.window or most),
         )
-    # Cut here: an end token that the tokenizer does not call special would be decoded.
     drawn = [list(takewhile(lambda token: token not in ends, row)) for row in output[:, ids.shape[1] :].tolist()]
-    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
-    answers = [finish_answer(text, decoding.stop) for text in texts]
+    answers = [_finish(tokenizer, row, decoding.stop) for row in drawn]
     return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]

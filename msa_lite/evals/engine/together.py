@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msa_lite.data import decode_answer
 from msa_lite.evals.engine.forward import WORTH_SHARING, common_start
 from msa_lite.evals.engine.models import Runner, check_numbers
 
@@ -115,7 +116,8 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
                     answers[row].append(token)
             alive = alive & (limits[rows.numbers] > step + 1)
             if batch.stop:
-                alive = alive & _unstopped(batch.tokenizer, answers, rows.numbers, batch.stop)
+                going = [not is_stopped(batch.tokenizer, answers[row], batch.stop) for row in rows.numbers.tolist()]
+                alive = alive & alive.new_tensor(going)
             if not alive.any():
                 break
             if int(alive.sum()) <= _LEAVE * len(alive) and can_divide(rows.cache):
@@ -203,7 +205,7 @@ def left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tuple
     return ids, mask
 
 
-def _unstopped(tokenizer: Any, answers: list[list[int]], numbers: Any, stop: tuple[str, ...]) -> Any:
-    """Check which rows' answers have no stop string so far."""
-    texts = tokenizer.batch_decode([answers[row] for row in numbers.tolist()], skip_special_tokens=True)
-    return numbers.new_tensor([not any(word in text for word in stop) for text in texts]).bool()
+def is_stopped(tokenizer: Any, tokens: Sequence[int], stop: Sequence[str]) -> bool:
+    """Check whether an answer holds a stop string."""
+    text = decode_answer(tokenizer, tokens) if stop else ""
+    return any(word in text for word in stop)

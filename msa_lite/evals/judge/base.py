@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
+from msa_lite.data import DATE_STRING, encode_start, open_tokenizer, render_chat, without_special
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import NONE, OURS, Ask, JudgeWording, load_wording
 from msa_lite.io.console.progress import Progress, part_of, silent
@@ -170,7 +170,7 @@ class LocalJudge(Judge):
         prompts = [encode_ask(tokenizer, ask) for ask in asks]
         runner = Runner(load_model(self._source.folder))
         for batch in generate(runner, tokenizer, prompts, Decoding(max(ask.tokens for ask in asks))):
-            self.cache.keep({keys[i]: asks[i].read(texts[0]) or "" for i, texts in batch})
+            self.cache.keep({keys[i]: asks[i].read(without_special(tokenizer, texts[0])) or "" for i, texts in batch})
             usage.calls += len(batch)
             progress("judge", usage.calls, len(keys))
         runner.close()
@@ -183,7 +183,7 @@ def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
     """
     whole = f"{ask.system}\n\n{ask.user}"
     if not tokenizer.chat_template:
-        return list(tokenizer(whole)["input_ids"])
+        return encode_start(tokenizer, whole)
     try:
         return _chat(tokenizer, [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}])
     except Exception:  # templates without a system role raise an error of their own (Gemma)

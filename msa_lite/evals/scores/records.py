@@ -105,7 +105,8 @@ def _keys(model: Mapping[str, Any], benchmark: Benchmark) -> dict[tuple[str, _Ki
             texts = {key: [[text.ids, text.labels] for text in group] for key, group in item.texts.items()}
             keys[name, "scores", item.index] = digest([scored, texts])
         if part.decoding:
-            how = [asdict(part.decoding), benchmark.prompter.describe(), _hidden_token(benchmark)]
+            kept = ["with special tokens"] if benchmark.has_special else []
+            how = [asdict(part.decoding), benchmark.prompter.describe(), _hidden_token(benchmark), *kept]
             answered = digest([model, "generated", how])
             for item in part.answered:
                 keys[name, "generated", item.index] = digest([answered, item.prompt])
@@ -114,7 +115,7 @@ def _keys(model: Mapping[str, Any], benchmark: Benchmark) -> dict[tuple[str, _Ki
 
 def _switches(benchmark: Benchmark, part: ItemSet) -> tuple[bool, bool, int | None]:
     """Return (the last token is left out, es_floor, the hidden token), which decide the scores of texts."""
-    drop_last = part.ends or "drop_last_token" in benchmark.compat
+    drop_last = (part.ends and benchmark.prompter.has_end) or "drop_last_token" in benchmark.compat
     return drop_last, "es_floor" in benchmark.compat, _hidden_token(benchmark)
 
 
@@ -162,12 +163,11 @@ def _ask(
     yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
     items = [item for item in prompts if len(item.prompt or ()) < window]
     asked, starts = [item.prompt or [] for item in items], [known.get(item.index, []) for item in items]
-    end = benchmark.prompter.end
-    for generated in generate(runner, benchmark.tokenizer, asked, decoding, known=starts, hidden=hidden, end=end):
-        yield [
-            ("generated", items[at].index, {"generated": answers if decoding.samples else answers[0]})
-            for at, answers in generated
-        ]
+    prompter = benchmark.prompter
+    how: dict[str, Any] = {"known": starts, "hidden": hidden, "end": prompter.end}
+    for generated in generate(runner, benchmark.tokenizer, asked, decoding, **how):
+        replies = [(items[at].index, [prompter.reply(text) for text in texts]) for at, texts in generated]
+        yield [("generated", index, {"generated": texts if decoding.samples else texts[0]}) for index, texts in replies]
 
 
 def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:

@@ -17,6 +17,7 @@ from msa_lite.data import (
     Prompter,
     PromptSettings,
     Row,
+    decode_part,
     encode_qa,
     encode_text,
     load_rows,
@@ -161,11 +162,10 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
 
 
 def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:
-    pieces = []
-    for learnt, pairs in groupby(zip(example.ids, example.labels, strict=True), key=lambda pair: pair[1] != IGNORE):
-        ids = [token for token, _ in pairs]
-        text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-        pieces.append({"text": text, "learnt": learnt})
+    pieces, end = list[dict[str, Any]](), 0
+    for learnt, labels in groupby(example.labels, key=lambda label: label != IGNORE):
+        start, end = end, end + len(list(labels))
+        pieces.append({"text": decode_part(tokenizer, example.ids, start, end), "learnt": learnt})
     learnt_tokens = sum(label != IGNORE for label in example.labels)
     return ShownPrompt(form, row.index, pieces, len(example.ids), learnt_tokens)
 

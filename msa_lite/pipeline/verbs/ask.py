@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.catalogue import OWN
-from msa_lite.data import Prompter, Row
+from msa_lite.data import Prompter, Row, decode_answer, encode_start
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
-from msa_lite.evals.engine.generate import Decoding, end_tokens, finish_answer, generate
+from msa_lite.evals.engine.generate import Decoding, end_tokens, generate
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
@@ -132,7 +132,7 @@ class Panel:
         if not question.strip():
             raise UsageError("the question is empty")
         prompter = self.prompter
-        ids = list(prompter.tokenizer(question)["input_ids"]) if self.continues else prompter.prompt(Row(0, question))
+        ids = encode_start(prompter.tokenizer, question) if self.continues else prompter.prompt(Row(0, question))
         try:  # `progress` may raise once a model is loaded
             runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
@@ -143,7 +143,7 @@ class Panel:
             decoding = Decoding(self.run.recipe.max_new_tokens)
             told = watch and self._as_text(runner, watch)
             batches = generate(runner, prompter.tokenizer, [ids], decoding, end=prompter.end, watch=told)
-            return next(texts for batch in batches for _, texts in batch)[0]
+            return prompter.reply(next(texts for batch in batches for _, texts in batch)[0])
         finally:
             if not self.stays:
                 self.close()
@@ -167,7 +167,7 @@ class Panel:
         def tell(token: int) -> None:
             if token not in ends:
                 tokens.append(token)
-            watch(finish_answer(tokenizer.decode(tokens, skip_special_tokens=True), ()).rstrip("\ufffd"))
+            watch(self.prompter.reply(decode_answer(tokenizer, tokens).strip()).rstrip("\ufffd"))
 
         return tell
 
