@@ -87,6 +87,15 @@ def llama(**settings: Any) -> Any:
     return with_ids(own)
 
 
+def llama_2() -> Any:
+    """Blanks as in the file of Llama 2, which sets one before each piece of text between special tokens."""
+    tokenizer = llama()
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.pre_tokenizer = None
+    return tokenizer
+
+
 def word_piece(**settings: Any) -> Any:
     """It writes lower case, divides 3.14, and names no end token, though [SEP] ends all that it was trained on."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -126,6 +135,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Any], list[str], str | None]] = {
     "unigram, never": (lambda: unigram("never"), ["<s>"], "</s>"),
     "unigram, clean up": (lambda: unigram("always", clean_up_tokenization_spaces=True), ["<s>"], "</s>"),
     "llama": (llama, ["<s>"], "</s>"),
+    "llama 2": (llama_2, ["<s>"], "</s>"),
     "llama, appends": (lambda: llama(add_eos_token=True), ["<s>"], "</s>"),
     "word piece": (word_piece, ["[CLS]"], "[SEP]"),
     "word piece, clean up": (lambda: word_piece(clean_up_tokenization_spaces=True), ["[CLS]"], "[SEP]"),
@@ -228,6 +238,7 @@ def test_an_answer_loses_end_and_padding_tokens_and_a_channel_of_the_template_al
     tokenizer = byte_level()
     ids = tokenizer("<s><s>By <ID_7><pad>.</s>")["input_ids"][1:]
     assert decode_answer(tokenizer, ids) == "<s>By <ID_7>."
+    assert decode_answer(llama(), [llama().unk_token_id]) == "<unk>", "as it pads, but it may be a part of an answer"
     names = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
     prompter = Prompter.build(chat_tokenizer(HARMONY, names, "<|return|>"), "chat", Template())
     row = Row(0, "Where?", "In Rome.")
