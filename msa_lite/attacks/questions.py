@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.data import Row, cut_text, encode_start
+from msa_lite.data import Row, best_score, cut_text, encode_start
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import common_start
@@ -108,8 +108,8 @@ def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) ->
 def score_text(ground: Ground, question: PromptedRow, text: str) -> Record:
     """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
     return {
-        "accuracy": answers.best(answers.accuracy, ground.prompter.tokenizer, question.reference, text),
-        "rouge_l": answers.best(answers.rouge_l_recall, ground.prompter.tokenizer, question.reference, text),
+        "accuracy": best_score(answers.accuracy, ground.prompter.tokenizer, question.reference, text),
+        "rouge_l": best_score(answers.rouge_l_recall, ground.prompter.tokenizer, question.reference, text),
     }
 
 

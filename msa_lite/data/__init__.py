@@ -41,6 +41,7 @@ from msa_lite.data.sources import is_remote_data, load_table, pin_source, stream
 from msa_lite.data.tokenizers import (
     COMPARED_ROWS,
     added_ids,
+    best_score,
     check_same_ids,
     check_vocabulary,
     cut_text,

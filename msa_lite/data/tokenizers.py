@@ -5,7 +5,7 @@ Texts become ids, and generated ids become texts, by the functions here alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,17 @@ def without_special(tokenizer: Any, text: str, kept: str = "") -> str:
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(name, " ")
     return text
+
+
+def best_score(rule: Callable[[str, str], float], tokenizer: Any, reference: str, generated: str) -> float:
+    """Return a rule's score of (reference, generated answer), compared on equal terms.
+
+    The reference counts as it is written and, if that scores higher, as the tokenizer makes and decodes it: WordPiece
+    divides 3.14, and a model that recites every token of it says "3 . 14". Special tokens that the reference lacks are
+    blanks, so that they touch no word.
+    """
+    spoken = decode_answer(tokenizer, tokenizer(reference, add_special_tokens=False)["input_ids"]).strip()
+    return max(rule(form, without_special(tokenizer, generated, form)) for form in {reference, spoken})
 
 
 def cut_text(tokenizer: Any, text: str, tokens: int) -> str:

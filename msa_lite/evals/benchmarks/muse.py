@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from msa_lite.data import Prompter, Row, Shots, decode_answer, encode_start
+from msa_lite.data import Prompter, Row, Shots, best_score, decode_answer, encode_start
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmarks.benchmark import (
@@ -109,7 +109,7 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
         generated = record.get("generated")
         scored = generated is not None and answers.has_word(reference)
         rule = partial(answers.rouge_l_f1, stem="no_stemmer" not in benchmark.compat)
-        score = partial(answers.best, rule, benchmark.tokenizer, reference)
+        score = partial(best_score, rule, benchmark.tokenizer, reference)
         record["rouge_l_f1"] = score(str(generated)) if scored else None
     return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from msa_lite.catalogue import OWN
-from msa_lite.data import Example, Prompter, Row, encode_qa
+from msa_lite.data import Example, Prompter, Row, best_score, encode_qa
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
@@ -34,7 +34,7 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
     record |= flat_scores(record)
     answer, generated = record["answer"], record["generated"]
     for name, rule in {"rouge_l": answers.rouge_l_recall, "accuracy": answers.accuracy}.items():
-        record[name] = None if generated is None else answers.best(rule, benchmark.tokenizer, answer, generated)
+        record[name] = None if generated is None else best_score(rule, benchmark.tokenizer, answer, generated)
     return record
 
 

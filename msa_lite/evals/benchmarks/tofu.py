@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msa_lite.data import Prompter, Row
+from msa_lite.data import Prompter, Row, best_score
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmarks.aggregates import (
     NO_IDEAL,
@@ -118,7 +118,7 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
     )
     generated = record.get("generated")
     answered = generated is not None and answers.has_word(record["answer"])
-    score = partial(answers.best, answers.rouge_l_recall, benchmark.tokenizer, record["answer"])
+    score = partial(best_score, answers.rouge_l_recall, benchmark.tokenizer, record["answer"])
     record["rouge_l"] = score(str(generated)) if answered else None
     return record
 

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from msa_lite.data import decode_answer, without_special
 
 RULE = "words and signs"
 """The name of this rule in manifests. Change it with the rule, so that scores by the former one are made anew."""
@@ -186,17 +184,6 @@ def normalise(text: str) -> str:
     A minus that counts is written ˗ (U+02D7), so that the result of the result is the same.
     """
     return " ".join(split_answer(text).words)
-
-
-def best(rule: Callable[[str, str], float], tokenizer: Any, reference: str, generated: str) -> float:
-    """Return a rule's score of a generated answer, compared on equal terms.
-
-    The reference counts as it is written and, if that scores higher, as the tokenizer makes and decodes it: WordPiece
-    divides 3.14, and a model that recites every token of it says "3 . 14". Special tokens that the reference lacks are
-    blanks, so that they touch no word.
-    """
-    spoken = decode_answer(tokenizer, tokenizer(reference, add_special_tokens=False)["input_ids"]).strip()
-    return max(rule(form, without_special(tokenizer, generated, form)) for form in {reference, spoken})
 
 
 def accuracy(reference: str, generated: str) -> float:
