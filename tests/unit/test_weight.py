@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_848,
+    "lines of the package": 33_937,
     "modules": 276,
-    "lines of the tests": 40_953,
+    "lines of the tests": 41_179,
     "words of the docs": 49_999,
     "commands": 24,
     "options": 109,
