@@ -10,13 +10,15 @@ import click
 
 from msa_lite.cli.arguments import Folder, in_terminal, takes_json, takes_run
 from msa_lite.cli.output import print_json, print_published, show
-from msa_lite.errors import MismatchError, UsageError, join_faults, with_retries
+from msa_lite.errors import MismatchError, UsageError, clip, join_faults, with_retries
+from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import json_form
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.purge.purge import Purge
     from msa_lite.publish.contents import Contents
     from msa_lite.publish.upload import Destination
+    from msa_lite.record.check import RecordCheck
 
 _ANSWERS = {
     "row": "among the rows to forget",
@@ -27,51 +29,89 @@ _ANSWERS = {
 
 @click.command()
 @click.argument("folder", type=Folder())
+@click.option("--record", type=click.Path(), help="Compare FOLDER, a model, with this removal record.")
 @click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
 @click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")
 @click.option("--key", type=click.Path(), help="With --rows: a copy of the run's record.key.")
 @takes_json
-def verify_command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
+def verify_command(
+    folder: Path, record: str | None, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool
+) -> int:
     """Check every file of FOLDER against its manifest, by hash.
 
     FOLDER is a model, a vector, an evaluation, or a run with all of these. The manifest is checked against its own
     hash. Files that no manifest names are listed too. Of a run, the removal record is checked as well: against its own
-    hash and signature, against the rest of the run, and against the records of earlier requests.
+    hash and signature, against the files of the run, and against the records of earlier requests.
+
+    --record takes the place of manifests, for a model that came without its run. All files that the record names must
+    be there and have its hashes.
 
     \b
     msa-lite verify runs/mine/model
     msa-lite verify runs/mine
+    msa-lite verify downloaded-model --record record.json
     msa-lite verify runs/mine --allowed-signers signers
     msa-lite verify runs/mine --rows suspects.jsonl
     """
 
-    from msa_lite.io.finished.seal import verify_stages
-    from msa_lite.record.check import check_records
+    from msa_lite.record.check import verify
 
     if rows is not None:
+        if record is not None:
+            raise UsageError("--rows: asks the record in FOLDER; leave out --record")
         return _print_answers(folder, rows, key, as_json)
     if key is not None:
         raise UsageError("--key: only with --rows FILE")
-    records = {str(place.relative_to(folder)): check for place, check in check_records(folder, allowed_signers).items()}
-    stages = {str(place.relative_to(folder)): of for place, of in verify_stages(folder, needed=not records).items()}
-    lines = [fault if place == "." else f"{place}/{fault}" for place, faults in stages.items() for fault in faults]
-    of_records = [fault for check in records.values() for fault in check.faults]
+    if record is not None:
+        return _print_model(folder, local_path(record), allowed_signers, as_json)
+    result = verify(folder, allowed_signers)
     if as_json:
-        print_json({"folder": str(folder), "faults": lines + of_records, "stages": stages, "records": records})
-        return MismatchError.exit_code if lines or of_records else 0
-    for place, faults in stages.items():
-        if not faults:
-            click.echo(f"{folder / place}: every file is as it was written")
-    for check in records.values():
-        for line in check.statements:
-            click.echo(line)
-        for line in check.notes:
-            click.echo(f"note: {line}", err=True)
-    broken = sum(map(bool, stages.values()))
-    of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
-    headline = f"{folder}: differs from its manifest{of}:" if lines else f"{folder}: its removal record does not hold:"
-    if lines or of_records:
-        raise MismatchError(join_faults(headline, lines + of_records, limit=100))
+        print_json(result)
+        return MismatchError.exit_code if result.faults else 0
+    for place, faults in result.stages.items():
+        names = ", ".join(dict.fromkeys(fault.partition(": ")[0] for fault in faults))
+        state = (
+            f"differs from its manifest ({clip(names, _LONGEST)})" if names else "every file has its manifest's hash"
+        )
+        click.echo(f"{folder / place}: {state}")
+    for check in result.records.values():
+        _print_check(check)
+    if result.unsealed:
+        click.echo(f"note: {folder}: nothing here has the hash of: {clip(', '.join(result.unsealed), _LONGEST)}.")
+    broken = sum(map(bool, result.stages.values()))
+    of = f" ({broken} of {len(result.stages)} folders)" if len(result.stages) > 1 else ""
+    headline = f"differs from its manifest{of}" if broken else "its removal record does not hold"
+    if result.faults:
+        raise MismatchError(join_faults(f"{folder}: {headline}:", result.faults, limit=100))
+    return 0
+
+
+_LONGEST = 500  # characters of a list of names
+
+
+def _print_check(check: RecordCheck) -> None:
+    """Print the findings of a record's check; of files that differ only the names."""
+    if check.differing:
+        click.echo(f"{check.file}: describes other files ({clip(', '.join(check.differing), _LONGEST)})")
+    for fault in check.broken:
+        click.echo(f"fault: {fault}")
+    for line in [*check.statements, *(f"note: {note}" for note in check.notes)]:
+        click.echo(line)
+
+
+def _print_model(folder: Path, file: Path, allowed_signers: str | None, as_json: bool) -> int:
+    """Say for each file of a model whether it is the one that a record describes."""
+    from msa_lite.record.check import check_model
+
+    check = check_model(folder, file, allowed_signers)
+    if as_json:
+        print_json({"folder": str(folder), "record": str(file), **json_form(check)})
+        return MismatchError.exit_code if check.faults else 0
+    click.echo("".join(f"{line}\n" for line in _aligned(check.files.items())), nl=False)
+    _print_check(check)
+    if check.faults:
+        headline = f"{folder}: differs from {file}:" if check.differing else f"{file}: does not hold:"
+        raise MismatchError(join_faults(headline, check.faults, limit=100))
     return 0
 
 

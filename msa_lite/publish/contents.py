@@ -7,7 +7,7 @@ the data, records, logs, files with paths. Nothing is sent from here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from operator import attrgetter
@@ -270,6 +270,8 @@ def _files(
         items.append(_made(name, content) if content else SentFile(name, path, entry["sha256"], entry["bytes"]))
     if not any(item.name.endswith(".safetensors") for item in items):
         faults.append(UsageError(f"{folder}: holds no weights of a model or adapter"))
+    if changed := [item.name for item in items if isinstance(item.content, bytes)]:
+        cautions.append(f"goes without the names of private models and folders in it: {_listed(changed)}")
     if notes:
         cautions.append(f"notes in the header of the weights go along: {_listed(notes)}")
     if code := [item.name for item in items if fnmatch(item.name, CODE)]:
@@ -277,6 +279,16 @@ def _files(
     if others := sorted(set(left) - _NEVER_SENT):
         cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
     return items
+
+
+def changed_when_sent(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of configs as they are sent by a user who names no model; none of those that stay as they are.
+
+    names: files of the folder.
+    """
+    private = Secrets({}, frozenset())
+    texts = {name: clean_config(folder / name, private)[0] for name in names if _fits(name, _CONFIGS)}
+    return {name: _made(name, text).sha256 for name, text in texts.items() if text}
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.files.writing import hash_file
-from msa_lite.record.facts import hash_files, hashed_revision
+from msa_lite.io.finished.seal import MANIFEST, Hashing, entries, verify_stages
+from msa_lite.io.weights.checkpoint import INDEX_FILE
+from msa_lite.io.weights.companions import CODE, name_in
+from msa_lite.io.weights.hub import content_files, revision_of, tokenizer_files
+from msa_lite.record.facts import hashed_revision
 from msa_lite.record.schema import EarlierRecord, Removal
 from msa_lite.record.seal import (
     KEY_FILE,
@@ -22,9 +30,11 @@ from msa_lite.record.seal import (
     load_key,
     load_record,
     record_hash,
+    signature_of,
     signing_command,
 )
 from msa_lite.report.run.provenance import RECIPE_FILE
+from msa_lite.report.run.stages import load_stages
 
 
 def reach_earlier(folder: Path) -> list[Path]:
@@ -97,71 +107,216 @@ def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
     raise MismatchError(f"these rows are {here}, and those to forget were {there}; give them in that form")
 
 
+State = Literal["same", "as published", "differs", "missing", "not here", "unreadable", "unnamed", "not in the record"]
+"""The state of a file against a record, by its bytes.
+
+as published: as `msa-lite publish` sends it. missing: its folder is here. not here: nor is its folder, or it is a run's
+own file, which may be left out. unnamed: a loader reads it with the model, and the record has no hash of it.
+"""
+_FAULTS: Mapping[str, str] = {
+    "differs": "is not the file that {} has the hash of",
+    "missing": "is missing, and {} has its hash",
+    "unreadable": "cannot be read, so it was not compared with {}",
+    "unnamed": "is loaded with the model, and {} has no hash of it",
+}
+_LOADED = ("*.safetensors", "*config.json", INDEX_FILE, CODE)
+
+
 @dataclass
 class RecordCheck:
     """The findings of the check of a record."""
 
-    record: Removal | None
-    """The record; None where it cannot be read."""
+    folder: Path
+    """The folder that is compared with it: a run's, or that of a model alone."""
     file: Path
     """The record's file."""
-    faults: list[str] = field(default_factory=list)
-    """The faults: parts that do not fit."""
+    record: Removal | None = None
+    """The record; None where it cannot be read."""
+    files: dict[str, State] = field(default_factory=dict)
+    """The state of each file, by its name in the folder."""
+    broken: list[str] = field(default_factory=list)
+    """Faults of the record itself, of its key, signature and chain, and a model that is known as another."""
     statements: list[str] = field(default_factory=list)
     """The parts that were checked and fit."""
     notes: list[str] = field(default_factory=list)
     """The parts that could not be checked, each with a way out."""
     json_keys: ClassVar = {
-        "request": "record.request", "faults": "faults", "statements": "statements", "notes": "notes",
+        "request": "record.request", "files": "files", "faults": "faults", "statements": "statements", "notes": "notes",
     }  # fmt: skip
 
-    def add_link(self, place: Path, item: EarlierRecord, run: Path | None) -> None:
-        """Add what became of one earlier record that the record at `place` names. run: the folder that has it."""
+    @property
+    def differing(self) -> list[str]:
+        """Return the names of the files that do not fit the record."""
+        return [name for name, state in self.files.items() if state in _FAULTS]
+
+    @property
+    def faults(self) -> list[str]:
+        """Return all faults, of files too."""
+        way = f"; `msa-lite report {self.folder}` writes it anew"
+        return self.broken + [
+            f"{self.folder / name}: {_FAULTS[self.files[name]].format(self.file.name)}"
+            f"{way * name.startswith('report.')}"
+            for name in self.differing
+        ]
+
+    def add_link(self, file: Path, item: EarlierRecord, run: Path | None) -> None:
+        """Add what became of one earlier record that the record in `file` names. run: the folder that has it."""
         request = f"the earlier request {item.request or 'without an id'}"
-        names = place / RECORD_FILE
         if run:
-            self.statements.append(f"{run / RECORD_FILE}: {request}, as {names} names it")
+            self.statements.append(f"{run / RECORD_FILE}: {request}, as {file} names it")
         elif item.record_sha256 is None:
-            self.notes.append(f"{names}: an earlier request has no record")
+            self.notes.append(f"{file}: an earlier request has no record")
         else:
-            self.notes.append(f"{names}: {request} is out of reach: no run here has it")
+            self.notes.append(f"{file}: {request} is out of reach: no run here has it")
 
 
-def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:
-    """Check the record of a run and those of all runs below it, such as baselines; return the checks by folder.
+@dataclass(frozen=True)
+class Verification:
+    """The findings of the check of a folder. Each byte was read once."""
+
+    folder: Path
+    stages: dict[str, list[str]]
+    """The faults of each folder with a manifest, by its place in the folder."""
+    records: dict[str, RecordCheck]
+    """The check of each record, by the place of its run."""
+    unsealed: list[str]
+    """Files of which no manifest and no record has a hash."""
+    json_keys: ClassVar = ("folder", "faults", "stages", "records", "unsealed")
+
+    @property
+    def stage_faults(self) -> list[str]:
+        """Return the faults of all folders with a manifest."""
+        pairs = [(place, fault) for place, faults in self.stages.items() for fault in faults]
+        return [fault if place == "." else f"{place}/{fault}" for place, fault in pairs]
+
+    @property
+    def faults(self) -> list[str]:
+        """Return all faults."""
+        return self.stage_faults + [fault for check in self.records.values() for fault in check.faults]
+
+
+def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verification:
+    """Check a stage's folder, or all stages and records of a run, those of baselines in it included, by content.
 
     allowed_signers: OpenSSH's file of signers. With it, a run's own record without a signature is a fault. Raise
-    UsageError where a signature is to be checked and cannot be.
+    UsageError where a signature is to be checked and cannot be, and OutputError where nothing can be checked.
     """
-    below = [path.parent for path in sorted(folder.rglob(RECORD_FILE)) if path.parent != folder]
-    checks = {}
-    if allowed_signers or (folder / RECORD_FILE).exists():
-        checks[folder] = check_record(folder, allowed_signers)
-    return checks | {place: check_record(place) for place in below}
+    hashed = cache(hash_file)
+    homes = sorted({path.parent for path in folder.rglob(RECORD_FILE)} | ({folder} if allowed_signers else set()))
+    checks = {home: check_record(home, allowed_signers if home == folder else None, hashed) for home in homes}
+    stages = verify_stages(folder, needed=not checks, hashed=hashed)
+    known = {home / name for home in homes for name in (*checks[home].files, RECORD_FILE, SIGNATURE_FILE, KEY_FILE)}
+    strange = {
+        path: name
+        for name, path in entries(folder).items()
+        if path not in known and not path.name.endswith(".lock") and stages.keys().isdisjoint((path, *path.parents))
+    }
+    for home in {folder, *homes}:
+        with suppress(MsaError):  # no run, or a damaged list, which is one of these files itself
+            places = [home / stage.folder for stage in load_stages(home).stages if stage.folder]
+            lost = [place for place in places if any(place in path.parents for path in strange)]
+            stages |= {place: [f"{MANIFEST}: missing"] for place in lost if place not in stages}
+    return Verification(
+        folder,
+        {str(place.relative_to(folder)): faults for place, faults in sorted(stages.items())},
+        {str(home.relative_to(folder)): check for home, check in checks.items()},
+        [*strange.values()],
+    )
 
 
-def check_record(folder: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
+def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed: Hashing = hash_file) -> RecordCheck:
     """Check the record in a run's folder. Raise UsageError where a signature is to be checked and cannot be."""
-    try:
-        record = load_record(folder / RECORD_FILE)
-    except MsaError as error:
-        return RecordCheck(None, folder / RECORD_FILE, faults=[str(error)])
-    findings = RecordCheck(record, folder / RECORD_FILE)
-    findings.faults += [f"{findings.file}: {fault}" for fault in _inner_faults(record)]
-    present = [name for name in record.files if (folder / name).exists()]
-    for faults in (_key_faults(folder, record, findings.notes), _file_faults(folder, record, present)):
-        try:
-            findings.faults += faults
-        except (MsaError, ValueError) as error:  # a damaged file; a manifest that another program wrote
-            findings.faults.append(str(error))
-    if missing := [name for name in record.files if name not in present]:
-        findings.notes.append(f"{folder}: {', '.join(missing)}: not there, so not compared with the record")
+    findings = _open_record(folder, folder / RECORD_FILE)
+    record = findings.record
+    if record is None:
+        return findings
+    model = folder / record.result.name
+    findings.files = {name: _state(folder, name, sha256, hashed) for name, sha256 in record.files.items()}
+    there = f"{model.name}/" if model.is_dir() else "/"  # what is missing in there is a fault
+    lost = [name for name, state in findings.files.items() if state == "missing" and not name.startswith(there)]
+    findings.files |= dict.fromkeys(lost, "not here")
+    if model.is_dir():
+        _compare_model(findings, record, model, hashed)
+    if absent := [*lost, *([] if model.is_dir() else [f"{model.name}/"])]:
+        findings.notes.append(f"{folder}: {', '.join(absent)}: not here, so not compared with the record")
+    _check_key(findings, record)
+    _check_signed(findings, allowed_signers)
+    _check_chain(findings, record)
     if not findings.faults:
-        compared = ", ".join(present) or "itself alone"
-        findings.statements.append(f"{findings.file}: as it was written, and agrees with {compared}")
-    _check_signed(folder, allowed_signers, findings)
-    _check_chain(folder, record, findings)
+        same = [name for name in record.files if findings.files[name] == "same"]
+        same += [f"{model.name}/ ({len(record.result.files)} files)"] if model.is_dir() else []
+        compared = f"agrees with {', '.join(same)}" if same else "there is nothing to compare it with"
+        findings.statements.insert(0, f"{findings.file}: has its own hash, and {compared}")
     return findings
+
+
+def check_model(folder: Path, file: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
+    """Check a model's folder against a record that lies elsewhere, and the signature beside that.
+
+    All files of the folder are named. Those that no loader reads may be others than in the run, such as the card. Raise
+    UsageError for the folder of a run, without a record, and where a signature is to be checked and cannot be.
+    """
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file; give the {RECORD_FILE} of a run")
+    findings = _open_record(folder, file)
+    record = findings.record
+    if record is None:
+        return findings
+    if not any(folder.glob("*.safetensors")) and (folder / record.result.name).is_dir():
+        raise UsageError(f"{folder}: holds no model itself; give {folder / record.result.name}")
+    _compare_model(findings, record, folder, cache(hash_file))
+    for name in entries(folder):
+        findings.files.setdefault(name, "not in the record")
+    if _state(folder, MANIFEST, record.files.get(f"{record.result.name}/{MANIFEST}", ""), hash_file) == "same":
+        findings.files[MANIFEST] = "same"
+    _check_signed(findings, allowed_signers)
+    for item in record.earlier:
+        findings.add_link(file, item, None)
+    if not findings.faults:
+        request = f" of the request {record.request}" if record.request else ""
+        agrees = f"agrees with {file}: the unlearned {record.result.name}{request}, {len(record.result.files)} files"
+        findings.statements.insert(0, f"{folder}: {agrees}")
+    return findings
+
+
+def _open_record(folder: Path, file: Path) -> RecordCheck:
+    """Read a record and check it within."""
+    try:
+        record = load_record(file)
+    except MsaError as error:
+        return RecordCheck(folder, file, broken=[str(error)])
+    return RecordCheck(folder, file, record, broken=[f"{file}: {fault}" for fault in _inner_faults(record)])
+
+
+def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: Hashing) -> None:
+    """Compare the unlearned model's files by content; name others that a loader reads; tell a known other model."""
+    result, prefix = record.result, "" if model == findings.folder else f"{model.name}/"
+    for name, item in result.files.items():
+        findings.files[prefix + name] = _state(model, name, item.sha256, hashed, result.published.get(name))
+    try:
+        present, loaded = content_files(model), {name_in(model, path) for path in tokenizer_files(model)}
+        loaded |= {name for name in present if any(fnmatch(name, pattern) for pattern in _LOADED)}
+        findings.files |= {prefix + name: "unnamed" for name in sorted(loaded - result.files.keys())}
+        if findings.differing:
+            revision = revision_of({name: hashed(path) for name, path in present.items()})
+            roles = [role for role, weights in record.models.items() if weights.revision == revision]
+            findings.broken += [
+                f"{model}: is the {role} of the record, not the unlearned {result.name}" for role in roles
+            ]
+    except (MsaError, OSError) as error:  # a name that is no UTF-8, a file that nobody may read
+        findings.broken.append(str(error))
+
+
+def _state(folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None) -> State:
+    """Return the state of a file that a record names. A name that leads out of the folder names none in it."""
+    path = folder / name
+    if not os.path.lexists(path) or {"..", "/"} & {*Path(name).parts}:
+        return "missing"
+    try:
+        found = hashed(path)
+    except (MsaError, OSError):
+        return "unreadable"
+    return "same" if found == sha256 else "as published" if found == published else "differs"
 
 
 def _inner_faults(record: Removal) -> Iterator[str]:
@@ -172,6 +327,8 @@ def _inner_faults(record: Removal) -> Iterator[str]:
         hashes = getattr(record.forget_rows, name)
         if hashes != sorted(set(hashes)):
             yield f"forget_rows.{name}: not sorted, or a hash stands twice"
+    if not any(name.endswith(".safetensors") for name in record.result.files):
+        yield "result.files: no weights"
     if len(record.forget_rows.rows) > record.row_counts.get("forget", 0):
         yield "forget_rows.rows: more hashes than rows were learnt"
     last = record.earlier[-1].record_sha256 if record.earlier else None
@@ -179,67 +336,62 @@ def _inner_faults(record: Removal) -> Iterator[str]:
         yield "previous_sha256: not the hash of the last earlier record"
 
 
-def _key_faults(folder: Path, record: Removal, notes: list[str]) -> Iterator[str]:
-    if not (folder / KEY_FILE).exists():
-        notes.append(
-            f"{folder / KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
-        )
-    elif load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
-        yield f"{folder / KEY_FILE}: is not the key that the record was made with"
-
-
-def _file_faults(folder: Path, record: Removal, present: Sequence[str]) -> Iterator[str]:
-    """Yield the files of the run, and of the unlearned model, that are not those that the record has the hashes of."""
-    for name in present:
-        if hash_file(folder / name) != record.files[name]:
-            way = f"; `msa-lite report {folder}` writes it anew" if name.startswith("report.") else ""
-            yield f"{folder / name}: is not the file that {RECORD_FILE} has the hash of{way}"
-    model = folder / record.result.name
-    files = hash_files(model) if model.is_dir() else record.result.files
-    if others := [name for name, known in record.result.files.items() if files.get(name) != known]:
-        yield f"{model}: not the weights that {RECORD_FILE} has the hashes of: {', '.join(others)}"
-
-
-def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: RecordCheck) -> None:
-    if not (folder / SIGNATURE_FILE).exists():
-        where = findings.faults if allowed_signers else findings.notes
-        where.append(f"{findings.file}: not signed; to sign it: {signing_command(folder)}")
+def _check_key(findings: RecordCheck, record: Removal) -> None:
+    key = findings.folder / KEY_FILE
+    if not key.exists():
+        findings.notes.append(f"{key}: not there; without it nobody can tell whether a row is among the hashed ones")
         return
     try:
-        findings.statements.append(f"{folder / SIGNATURE_FILE}: {check_signature(folder, allowed_signers)}")
+        if load_key(key).digest("check") != record.forget_rows.check:
+            findings.broken.append(f"{key}: is not the key that the record was made with")
+    except MsaError as error:
+        findings.broken.append(str(error))
+
+
+def _check_signed(findings: RecordCheck, allowed_signers: str | Path | None) -> None:
+    signature = signature_of(findings.file)
+    if not signature.exists():
+        where = findings.broken if allowed_signers else findings.notes
+        where.append(
+            f"{findings.file}: not signed, so nobody vouches for it; to sign it: {signing_command(findings.file)}"
+        )
+        return
+    try:
+        findings.statements.append(f"{signature}: {check_signature(findings.file, allowed_signers)}")
     except MsaError as error:
         if error.exit_code == 2 and allowed_signers:
             raise
-        (findings.notes if error.exit_code == 2 else findings.faults).append(f"{folder / SIGNATURE_FILE}: {error}")
+        (findings.notes if error.exit_code == 2 else findings.broken).append(f"{signature}: {error}")
 
 
-def _check_chain(folder: Path, record: Removal, findings: RecordCheck) -> None:
+def _check_chain(findings: RecordCheck, record: Removal) -> None:
     """Follow the chain of earlier records as far as the recipes name folders that are there."""
+    folder = findings.folder
     records = {folder: record}
     try:
         reached = reach_earlier(folder)
     except MsaError as error:
-        findings.faults.append(str(error))
+        findings.broken.append(str(error))
         return
     for place in reached:
         try:
             if (place / RECORD_FILE).exists():
                 records[place] = load_record(place / RECORD_FILE)
         except MsaError as error:
-            findings.faults.append(str(error))
+            findings.broken.append(str(error))
     hashes = {record_hash(place): place for place in records if place != folder}
     named = set()
     for place, later in records.items():
         for item in later.earlier:
             named.add(item.record_sha256)
             run = hashes.get(item.record_sha256)
-            findings.add_link(place, item, run)
+            findings.add_link(place / RECORD_FILE, item, run)
             if run and records[run].request != item.request:
-                findings.faults.append(
+                findings.broken.append(
                     f"{place / RECORD_FILE}: earlier: names the request {item.request}, whose record says "
                     f"{records[run].request}"
                 )
-    findings.faults += [
+    findings.broken += [
         f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"
         for sha256, place in hashes.items()
         if sha256 not in named

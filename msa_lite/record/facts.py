@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -99,10 +99,14 @@ def write_run_record(folder: Path, record: Removal) -> Removal:
     return record
 
 
-def seal_reports(folder: Path, reports: Iterable[str]) -> None:
-    """Enter reports that were written anew into the record of a run that has one."""
+def seal_reports(folder: Path, written: Collection[str], hidden: Collection[str] = ()) -> None:
+    """Enter files that were written anew into the record of a run that has one. All other hashes stay as they are.
+
+    hidden: files that show rows by now, so that the record has no hash of them.
+    """
     if former := _former(folder):
-        files = hash_run_files(folder, former.result.name, reports)
+        files = {name: value for name, value in former.files.items() if name not in (*written, *hidden)}
+        files |= {name: hash_file(folder / name) for name in written if (folder / name).is_file()}
         write_run_record(folder, former.model_copy(update={"files": files}))
 
 

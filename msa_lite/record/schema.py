@@ -58,6 +58,8 @@ class ResultWeights(Weights):
     """model: a whole checkpoint. adapter: the update alone."""
     files: dict[str, FileHash]
     """Weights, config, tokenizer and the like, by name."""
+    published: dict[str, Sha256] = Field(default_factory=dict)
+    """SHA-256, by name, of files that `msa-lite publish` changes: it leaves names of private models and folders out."""
 
 
 class KeyedRows(Closed):

@@ -21,6 +21,7 @@ from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.files.reading import local_path, parse_json, printable, read_bytes, read_text
 from msa_lite.io.files.writing import replacing, sync, write_text
 from msa_lite.io.finished.seal import is_whole, sealed_json
+from msa_lite.io.weights.checkpoint import unique_keys
 from msa_lite.record.schema import SEAL, KeyedRows, Removal
 
 RECORD_FILE = "record.json"
@@ -31,7 +32,7 @@ _LIMIT = 1 << 30  # bytes; 150 for each row to forget
 def load_record(path: Path) -> Removal:
     """Read a record. Raise FormatError for one that does not fit the schema, or is not as it was written."""
     raw, where = read_bytes(path, _LIMIT), printable(path)
-    value = parse_json(raw, where)
+    value = parse_json(raw, where, pairs=unique_keys)
     try:
         record = Removal.model_validate(value)
     except ValidationError as error:
@@ -140,13 +141,18 @@ NAMESPACE = "msa-lite"
 _SECONDS = 60
 
 
-def signing_command(folder: Path) -> str:
-    """Return the command by which a user signs the record of a run."""
-    return f"ssh-keygen -Y sign -n {NAMESPACE} -f ~/.ssh/id_ed25519 {shlex.quote(str(folder / RECORD_FILE))}"
+def signing_command(record: Path) -> str:
+    """Return the command by which a user signs a record."""
+    return f"ssh-keygen -Y sign -n {NAMESPACE} -f ~/.ssh/id_ed25519 {shlex.quote(str(record))}"
 
 
-def check_signature(folder: Path, allowed_signers: str | Path | None = None) -> str:
-    """Check record.json.sig against record.json; return a sentence on the signer.
+def signature_of(record: Path) -> Path:
+    """Return the place of a record's signature: beside it, with .sig behind its name."""
+    return record.with_name(f"{record.name}.sig")
+
+
+def check_signature(record: Path, allowed_signers: str | Path | None = None) -> str:
+    """Check the signature beside a record; return a sentence on the signer.
 
     allowed_signers: a file in OpenSSH's form (`alice@example.org ssh-ed25519 AAAA…` in a line) with those whose
     signature counts. Without it, only the signature itself is checked, and who signed is left open.
@@ -154,7 +160,7 @@ def check_signature(folder: Path, allowed_signers: str | Path | None = None) -> 
     Raise MismatchError for a signature that does not fit the record, or is of nobody in that file; UsageError without
     ssh-keygen, or such a file.
     """
-    signature, record = folder / SIGNATURE_FILE, folder / RECORD_FILE
+    signature = signature_of(record)
     if allowed_signers is None:
         answer = _call(record, "check-novalidate", "-s", signature)
         return f"{answer}; --allowed-signers FILE checks whose key that is"
@@ -179,7 +185,7 @@ def _call(record: Path, action: str, *arguments: str | Path) -> str:
         raise UsageError(f"ssh-keygen gave no answer within {_SECONDS} seconds") from error
     message = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode:
-        raise MismatchError(_refusal(action, message))
+        raise MismatchError(_refusal(action, message, record.name))
     return done.stdout.decode(errors="replace").strip()
 
 
@@ -188,9 +194,9 @@ def _argument(value: str | Path) -> str:
     return str(value.absolute()) if isinstance(value, Path) else value
 
 
-def _refusal(action: str, message: str) -> str:
+def _refusal(action: str, message: str, record: str) -> str:
     """Return the message that a signature is not good."""
     reason = f" (ssh-keygen: {message.splitlines()[0]})" if message else ""
     if action == "find-principals":
         return f"made with no key of the allowed signers, or no signature{reason}"
-    return f"does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"
+    return f"does not fit {record} (changed since it was signed?), or is no signature{reason}"

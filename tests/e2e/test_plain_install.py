@@ -150,7 +150,7 @@ def test_adapters_and_checkpoints_are_merged_verified_and_told_to_mergekit(plain
         ["merge", "--mergekit", "recipe.yml", "--out", "again"], ["verify", "out"], ["verify", "update"]
     )
     assert np.allclose(moved(plain, "again"), 0.5)
-    assert whole[:2] == (0, "out: every file is as it was written\n")
+    assert whole[:2] == (0, "out: every file has its manifest's hash\n")
     assert broken[0] == 3
 
 
@@ -162,7 +162,7 @@ def test_removal_records_are_checked_and_asked_for_rows(plain: Plain) -> None:
     (_, out, _), (_, answers, _), (code, _, err) = plain.run(
         verify, [*verify, "--rows", "rows.csv"], [*verify, "--rows", "rows.parquet"]
     )
-    assert "run/record.json: as it was written" in out
+    assert "run/record.json: has its own hash, and agrees with" in out
     assert answers.splitlines()[-1] == "1 of 2 rows were to be forgotten"
     assert (code, "only .jsonl, .json, .csv and .txt files are read" in err) == (2, True)
 
@@ -175,7 +175,7 @@ def test_a_run_is_purged(plain: Plain, finished: Path) -> None:
     assert not list((plain.folder / "run").rglob("*.jsonl"))
     assert not json.loads((plain.folder / "run/report.json").read_text())["examples"]
     assert not (plain.folder / "run/report.html").exists(), "a plain installation writes no page"
-    assert "run/model: every file is as it was written" in verified
+    assert "run/model: every file has its manifest's hash" in verified
 
 
 def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plain) -> None:

@@ -273,8 +273,8 @@ def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
 
 
 def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: CallCli) -> None:
-    status, out, err = call_cli("verify", run)
-    assert (status, "not signed" in err) == (0, True)
+    status, out, _ = call_cli("verify", run)
+    assert (status, "not signed" in out) == (0, True)
     assert "agrees with recipe.yaml, verdict.json, model/manifest.json, report.html, report.json" in out
     status, out, _ = call_cli("verify", run, "--rows", history / "data/forget.jsonl")
     assert (status, out.splitlines()[-1]) == (0, "18 of 18 rows were to be forgotten")
@@ -283,6 +283,21 @@ def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: C
     (run / RECORD_FILE).write_text((run / RECORD_FILE).read_text().replace("GDPR 2026-017", "GDPR 2026-018"))
     status, _, err = call_cli("verify", run)
     assert (status, "record_sha256 does not fit it" in err) == (3, True)
+
+
+def test_a_downloaded_model_is_checked_against_the_record(
+    hub: HubServer, run: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    from huggingface_hub import snapshot_download
+    from transformers import AutoModelForCausalLM
+
+    assert call_cli("publish", run, REPO, "--yes", "--accept")[0] == 0
+    place = Path(snapshot_download(REPO, cache_dir=tmp_path / "cache"))
+    status, out, err = call_cli("verify", place, "--record", run / RECORD_FILE)
+    assert (status, f"{place}: agrees with {run / RECORD_FILE}" in out) == (0, True), err
+    AutoModelForCausalLM.from_pretrained(place).save_pretrained(tmp_path / "again")
+    status, out, err = call_cli("verify", tmp_path / "again", "--record", run / RECORD_FILE)
+    assert (status, "agrees" in out, "tokenizer.json: is missing" in err) == (3, False, True)
 
 
 def test_a_damaged_key_is_told_before_any_work(chosen: tuple[dict[str, Any], Path], run: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msa_lite.pipeline.run.report import report_run
+from msa_lite.record.facts import seal_reports
 
 
 def copy_run(finished: Path, folder: Path) -> Path:
@@ -16,6 +17,7 @@ def copy_run(finished: Path, folder: Path) -> Path:
     shutil.copytree(finished, folder)
     text = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(text.replace(str(finished), str(folder)))
+    seal_reports(folder, ["recipe.yaml"])
     report_run(folder, show_examples=True)
     return folder
 

@@ -39,10 +39,13 @@ ROWS: list[RowContent] = [
 
 
 def put_tiny_model(folder: Path, text: str) -> ModelWeights:
-    """A folder that looks like a model."""
+    """A folder that looks like a model of two shards."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(text)
-    (folder / "config.json").write_text("{}")
+    (folder / "model-2.safetensors").write_text(text[::-1])
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        (folder / name).write_text('{"a": 0}')
     return ModelWeights(name="local folder", revision=hash_content(folder))
 
 

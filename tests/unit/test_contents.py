@@ -13,10 +13,11 @@ from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, add_files, verify_folder
 from msa_lite.publish import private
-from msa_lite.publish.contents import Contents, PublishOptions, make_contents
+from msa_lite.publish.contents import Contents, PublishOptions, changed_when_sent, make_contents
 from msa_lite.report.page.card import model_card
 from tests.support.merges import OUTCOME, add_outcome, make_merge, write_parts
 
@@ -126,6 +127,11 @@ def test_the_base_is_named_where_the_hub_says_that_it_is_public(tmp_path: Path) 
     for form in ("model", "adapter"):
         out = make_merge(tmp_path, form, hub=True)
         hidden = contents(out)
+        kept = {item.name: item.sha256 for item in hidden.files if item.name not in (CARD_FILE, MANIFEST)}
+        own = {name: hash_file(out / name) for name in kept}
+        changed = changed_when_sent(out, own)
+        assert own | changed == kept
+        assert ("adapter_config.json" in changed) is (form == "adapter")
         everything = b"".join(bytes_of(hidden).values())
         assert b"me/target" not in everything
         assert b"them/prior" not in everything

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,11 @@ def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     return {name: path for name, path in entries(folder).items() if name not in known and not name.startswith(harmless)}
 
 
-def verify_folder(folder: Path) -> list[str]:
+Hashing = Callable[[Path], str]
+"""Returns the SHA-256 of a file. Checks that share `cache(hash_file)` read no byte twice."""
+
+
+def verify_folder(folder: Path, hashed: Hashing = hash_file) -> list[str]:
     """Check a folder against its manifest; return the faults, none when all is as it was written.
 
     Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
@@ -180,15 +184,15 @@ def verify_folder(folder: Path) -> list[str]:
         files, strange = entries(folder), strange_files(folder, manifest)
     except OSError as error:
         return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
-    faults = {name: _fault(files.get(name), item) for name, item in manifest["files"].items()}
+    faults = {name: _fault(files.get(name), item, hashed) for name, item in manifest["files"].items()}
     return [
         *(f"{name}: {fault}" for name, fault in faults.items() if fault),
         *(f"{name}: not in the manifest" for name in strange),
     ]
 
 
-def _fault(path: Path | None, item: Mapping[str, Any], by_hash: bool = True) -> str | None:
-    """Return what is wrong with a file that a manifest names, or None. by_hash: also look at its content."""
+def _fault(path: Path | None, item: Mapping[str, Any], hashed: Hashing | None) -> str | None:
+    """Return what is wrong with a file that a manifest names, or None. hashed: None to look at its size alone."""
     if path is None:
         return "missing"
     try:
@@ -197,7 +201,7 @@ def _fault(path: Path | None, item: Mapping[str, Any], by_hash: bool = True) -> 
             return "no file any more"
         if status.st_size != item["bytes"]:
             return f"{status.st_size} bytes, recorded were {item['bytes']}"
-        return "content changed" if by_hash and hash_file(path) != item["sha256"] else None
+        return "content changed" if hashed and hashed(path) != item["sha256"] else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except FormatError as error:
@@ -227,7 +231,7 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: missing, or not as written"
         for name, item in manifest["files"].items()
-        if name != CARD_FILE and _fault(files.get(name), item, by_hash=False)
+        if name != CARD_FILE and _fault(files.get(name), item, None)
     ]
 
 
@@ -280,13 +284,14 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
 _UNFINISHED = (".partial", ".previous")
 
 
-def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
+def verify_stages(folder: Path, needed: bool = True, hashed: Hashing = hash_file) -> dict[Path, list[str]]:
     """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
     needed: raise OutputError where there is no stage.
     """
     alone = os.path.lexists(folder / MANIFEST)
-    places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))
+    patterns = (f"**/{MANIFEST}", f"*/{MANIFEST}", f"*/*/{MANIFEST}")  # the first does not follow links to other disks
+    places = [folder] if alone else sorted({path.parent for pattern in patterns for path in folder.glob(pattern)})
     stages = [
         place
         for place in places
@@ -294,8 +299,11 @@ def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
         and not any(above in place.parents for above in places)  # a stage's own file that happens to have the name
     ]
     if not stages and needed:
-        raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")
-    return {stage: verify_folder(stage) for stage in stages}
+        raise OutputError(
+            f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it; "
+            "--record FILE compares a model with a removal record"
+        )
+    return {stage: verify_folder(stage, hashed) for stage in stages}
 
 
 Marks = Mapping[Path, tuple[int, ...]]

@@ -109,7 +109,7 @@ class Checkpoint:
         return sum(shard.path.stat().st_size for shard in self.shards)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of a JSON object. Raise ValueError for a name that stands twice."""
     content = dict(pairs)
     if len(content) != len(pairs):
@@ -158,7 +158,7 @@ def read_shard(path: Path) -> ShardFile:
             pass
     except (SafetensorError, OSError) as error:
         raise FormatError(f"{path}: no whole safetensors file; download it again ({clip(str(error), 200)})") from None
-    content = parse_json(header[8:], f"{path}: the safetensors header", pairs=_unique_keys, values=_VALUES)
+    content = parse_json(header[8:], f"{path}: the safetensors header", pairs=unique_keys, values=_VALUES)
     metadata = content.pop("__metadata__", None) or {}
     try:
         if len(content) + len(metadata) > MAX_TENSORS:

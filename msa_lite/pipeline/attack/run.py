@@ -141,7 +141,7 @@ def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     if facts.attacks:
         models = {name: model_identity(campaign.subjects[name].source) for name in campaign.models}
         write_report(attack_report(facts, models), out)
-        write_run_report(campaign.folder)
+        write_run_report(campaign.folder, written=[f"{ATTACKS_FOLDER}/{REPORT_FILE}"])
     if failed:
         lines = [f"{name}: {reason}" for name, reason in failed.items()]
         raise StageError(join_faults(f"{out}: attacks failed; the others are made and reported:", lines))

@@ -25,7 +25,7 @@ from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.scores import scored_records
-from msa_lite.publish.contents import PublishOptions
+from msa_lite.publish.contents import PublishOptions, changed_when_sent
 from msa_lite.publish.upload import Published, find_destination, push_folder
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.check import RowAnswer, find_rows
@@ -76,14 +76,18 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     return replace(story, forget_rows=listed)
 
 
-def write_run_report(folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None) -> Story:
+def write_run_report(
+    folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None, written: Sequence[str] = ()
+) -> Story:
     """Write both forms of a run's report, and their hashes into its record, if it has one.
 
-    The same files in its folder give the same bytes.
+    written: other files that the caller has just written, whose hashes go there, too. The same files in its folder
+    give the same bytes.
     """
     story = replace(load_story(folder, examples), forget_rows=rows)
     _write_report(story)
-    seal_reports(folder, () if examples or rows else REPORT_FILES)
+    shows_rows = bool(examples or rows)
+    seal_reports(folder, (*written, *(() if shows_rows else REPORT_FILES)), REPORT_FILES if shows_rows else ())
     return story
 
 
@@ -194,6 +198,8 @@ def write_record(run: Run, story: Story, chosen: Values, merged: Merged | Merged
     manifest = load_manifest(merged.folder)
     assert manifest is not None, "the run is finished"
     earlier = [read_earlier(former.folder) for former in run.earlier]
+    result = hash_result(folder, kind)
+    published = changed_when_sent(folder / kind, result.files)
     record = Removal(
         request=run.recipe.request,
         method=run.scope.method,
@@ -203,7 +209,7 @@ def write_record(run: Run, story: Story, chosen: Values, merged: Merged | Merged
         finished=utc(time.time()),
         models={name: _model(run.sources[name]) for name in models},
         vectors=read_vectors(manifest),
-        result=hash_result(folder, kind),
+        result=result.model_copy(update={"published": published}),
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         forget_rows=make_key(folder / KEY_FILE).hash_rows(map(_content, run.rows["forget"])),
         verdict=judgement_of(verdict),

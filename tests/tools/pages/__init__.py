@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from msa_lite.io.files.writing import indented_json
 from msa_lite.record.schema import removal_schema
@@ -15,6 +16,7 @@ from tests.tools.pages.files import files_page
 from tests.tools.pages.lowest import lowest_page
 from tests.tools.pages.python import python_page
 from tests.tools.pages.recipe import recipe_page
+from tests.tools.pages.tables import code, table
 
 BEGIN, END = "<!-- rooms: drawn by python -m tests.tools.pages -->\n", "<!-- end of rooms -->\n"
 _CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
@@ -48,6 +50,29 @@ def schema_page() -> str:
     return indented_json(removal_schema())
 
 
+_RECORD = ROOT / "docs/reference/removal-record.md"
+_FIELDS = "<!-- fields: by python -m tests.tools.pages -->\n"  # the table below it is the end of the page
+
+
+def record_page() -> str:
+    """Return the page of the removal record with the fields of its schema."""
+    schema = removal_schema()
+    rows, first = list[tuple[str, str]](), dict[str, str]()  # text → the first field that has it
+    for name, text in _fields(schema, schema["$defs"]):
+        rows.append((code(name), text if first.setdefault(text, name) == name else f"as {code(first[text])}"))
+    return _RECORD.read_text().split(_FIELDS)[0] + _FIELDS + "\n" + table(("field", "content"), rows)
+
+
+def _fields(part: dict[str, Any], parts: dict[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of a part of a schema, with their descriptions; NAME for the names in a mapping."""
+    for name, item in part["properties"].items():
+        yield place + name, item["description"]
+        inner = item.get("items") or item.get("additionalProperties") or item
+        if reference := inner.get("$ref") if isinstance(inner, dict) else None:
+            many = {"array": "[]", "object": ".NAME"}.get(item.get("type", ""), "")
+            yield from _fields(parts[reference.rpartition("/")[2]], parts, f"{place}{name}{many}.")
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     _CONTRIBUTING: contributing_page,
     ROOT / "constraints/lowest.txt": lowest_page,
@@ -56,5 +81,6 @@ PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/reference/python.md": python_page,
     ROOT / "docs/reference/recipe.md": recipe_page,
+    _RECORD: record_page,
     ROOT / "msa_lite/record/schema.json": schema_page,
 }
