@@ -101,9 +101,9 @@ def _print_check(check: RecordCheck) -> None:
 
 def _print_model(folder: Path, file: Path, allowed_signers: str | None, as_json: bool) -> int:
     """Say for each file of a model whether it is the one that a record describes."""
-    from msa_lite.record.check import check_model
+    from msa_lite.record.check import check_downloaded
 
-    check = check_model(folder, file, allowed_signers)
+    check = check_downloaded(folder, file, allowed_signers)
     if as_json:
         print_json({"folder": str(folder), "record": str(file), **json_form(check)})
         return MismatchError.exit_code if check.faults else 0

@@ -107,7 +107,9 @@ def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
     raise MismatchError(f"these rows are {here}, and those to forget were {there}; give them in that form")
 
 
-State = Literal["same", "as published", "differs", "missing", "not here", "unreadable", "unnamed", "not in the record"]
+FileState = Literal[
+    "same", "as published", "differs", "missing", "not here", "unreadable", "unnamed", "not in the record"
+]
 """The state of a file against a record, by its bytes.
 
 as published: as `msa-lite publish` sends it. missing: its folder is here. not here: nor is its folder, or it is a run's
@@ -132,7 +134,7 @@ class RecordCheck:
     """The record's file."""
     record: Removal | None = None
     """The record; None where it cannot be read."""
-    files: dict[str, State] = field(default_factory=dict)
+    files: dict[str, FileState] = field(default_factory=dict)
     """The state of each file, by its name in the folder."""
     broken: list[str] = field(default_factory=list)
     """Faults of the record itself, of its key, signature and chain, and a model that is known as another."""
@@ -250,7 +252,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed
     return findings
 
 
-def check_model(folder: Path, file: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
+def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
     """Check a model's folder against a record that lies elsewhere, and the signature beside that.
 
     All files of the folder are named. Those that no loader reads may be others than in the run, such as the card. Raise
@@ -307,7 +309,7 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: 
         findings.broken.append(str(error))
 
 
-def _state(folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None) -> State:
+def _state(folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None) -> FileState:
     """Return the state of a file that a record names. A name that leads out of the folder names none in it."""
     path = folder / name
     if not os.path.lexists(path) or {"..", "/"} & {*Path(name).parts}:

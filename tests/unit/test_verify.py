@@ -20,7 +20,7 @@ from msa_lite.cli.handing_on import verify_command
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.files.reading import open_file
 from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.record.check import check_model, check_record
+from msa_lite.record.check import check_downloaded, check_record
 from msa_lite.record.facts import hashed_revision
 from msa_lite.record.seal import (
     KEY_FILE,
@@ -385,9 +385,9 @@ def test_files_that_no_loader_reads_may_be_others_and_are_named(run: Path, tmp_p
     (model / "manifest.json").unlink()
     assert "agrees" in verify(model, "--record", record).stdout
     with pytest.raises(UsageError, match="holds no model itself; give"):
-        check_model(run, record)
+        check_downloaded(run, record)
     with pytest.raises(UsageError, match="no such file"):
-        check_model(model, tmp_path / "missing.json")
+        check_downloaded(model, tmp_path / "missing.json")
 
 
 def test_a_config_as_it_is_published_is_known_and_no_other_is(run: Path, tmp_path: Path) -> None:
