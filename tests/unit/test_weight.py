@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 33_937,
+    "lines of the package": 34_102,
     "modules": 276,
-    "lines of the tests": 41_179,
-    "words of the docs": 49_999,
+    "lines of the tests": 41_427,
+    "words of the docs": 50_685,
     "commands": 24,
-    "options": 109,
+    "options": 110,
     "keys of a recipe": 90,
 }
 
