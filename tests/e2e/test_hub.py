@@ -246,7 +246,7 @@ def test_what_does_not_fit_costs_no_download(
 
 
 def test_what_fits_is_merged_and_recorded_with_its_commits(repositories: Hub, tmp_path: Path) -> None:
-    assert merge(repositories, tmp_path / "out", forget="org/adapter", alpha=0.5) == MERGED_ROWS * COLUMNS
+    assert merge(repositories, tmp_path / "out", forget="hf.co/org/adapter/", alpha=0.5) == MERGED_ROWS * COLUMNS
     before = np.random.default_rng(0).standard_normal((MERGED_ROWS, COLUMNS)).astype(np.float32)
     after = load_file(tmp_path / "out/model-00001-of-00002.safetensors")[f"{NAME}.weight"]
     assert np.allclose(after, before - 0.5 * RANK, atol=1e-6)
@@ -259,7 +259,8 @@ def test_what_fits_is_merged_and_recorded_with_its_commits(repositories: Hub, tm
 def test_the_card_has_the_licence_and_names_what_everybody_may_see(repositories: Hub, tmp_path: Path) -> None:
     """The prior is on no card of a Hub that does not say that it is there for everybody."""
     repositories.server.commit("models/org/target", checkpoint(0) | {"README.md": "---\nlicense: mit\n---\n# Theirs"})
-    merge(repositories, tmp_path / "out", forget="org/tuned", prior="org/prior")
+    pages = {name: f"https://huggingface.co/org/{name}/tree/main" for name in ("tuned", "prior")}
+    merge(repositories, tmp_path / "out", forget=pages["tuned"], prior=pages["prior"])
     card = (tmp_path / "out/README.md").read_text()
     assert "license: mit" in card
     assert "Theirs" not in card

@@ -226,8 +226,7 @@ _OTHER_KINDS = {
     "(docs/how-to/merge-only.md), or fuse it into its model by mlx_lm.fuse, and give that with its prior",
     "adapter_config.json adapter_model.safetensors": "a PEFT adapter, no whole model. Write the model first: msa-lite "
     "merge --target BASE --prior BASE --alpha 0 --retain ADAPTER --beta 1 --out WHOLE",
-    "adapter_model.bin": f"a pickled adapter. A pickle {_PICKLE}; {{save}}",
-    "adapter_*.pt": f"a pickled adapter. A pickle {_PICKLE}; {{save}}",
+    "adapter_*.[bp]*": f"a pickled adapter. A pickle {_PICKLE}; {{save}}",
     "model_index.json": "a model of diffusers, no language model",
     "pytorch_lora_weights.safetensors": "an adapter of diffusers, for no language model",
     "zero_to_fp32.py": "a checkpoint of DeepSpeed's ZeRO. Make whole weights of it: python zero_to_fp32.py . WHOLE "
@@ -235,13 +234,9 @@ _OTHER_KINDS = {
     "*.distcp": "shards of FSDP. Make whole weights of them (accelerate merge-weights), beside the model's config.json",
     "*.gguf": "weights of llama.cpp (GGUF); give the model or PEFT adapter that they were made from",
     "params.json": "weights as Meta or Mistral publish them; give the form for transformers, with config.json",
-    "*.h5": "weights of TensorFlow; give those of PyTorch",
-    "*.msgpack": "weights of Flax; give those of PyTorch",
-    "*.onnx": "weights of ONNX; give those of PyTorch",
     "*model*.bin": f"only pickled weights. A pickle {_PICKLE}; load it with transformers and save_pretrained() it",
     "optimizer.*": "the state of a training, without the model; save_pretrained() that",
-    "*.pth": f"only pickled weights. A pickle {_PICKLE}; load it where it was made, and save_pretrained() the model",
-    "*.pt": f"only pickled weights. A pickle {_PICKLE}; load it where it was made, and save_pretrained() the model",
+    "*.pt*": f"only pickled weights. A pickle {_PICKLE}; load it where it was made, and save_pretrained() the model",
 }
 """What a folder holds, and what to do, by names of files that are all there; the first that fits counts."""
 _SAVE = (
@@ -275,7 +270,10 @@ def tell_folder(folder: Path) -> str:
     if kind := _kind_of(folder):
         return kind
     there = sorted(path.name for path in folder.iterdir())
-    return f"not a checkpoint folder; it holds {clip(', '.join(there), 200)}" if there else "the folder is empty"
+    which = (
+        "of a repository, only the files at its top count; here " if folder.parent.name == "snapshots" else "it holds "
+    )
+    return f"not a checkpoint folder; {which}{clip(', '.join(there), 200)}" if there else "the folder is empty"
 
 
 def _load_config(folder: Path) -> dict[str, Any]:

@@ -253,6 +253,7 @@ def fetch_headers(name: str) -> Checkpoint | None:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError
 
+    name = model_name(name)
     repo, revision = split_name(name)
     try:
         headers = get_safetensors_metadata(repo, revision=revision)
