@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_102,
+    "lines of the package": 34_101,
     "modules": 276,
-    "lines of the tests": 41_427,
+    "lines of the tests": 41_428,
     "words of the docs": 50_685,
     "commands": 24,
     "options": 110,
