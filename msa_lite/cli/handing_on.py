@@ -110,7 +110,7 @@ def _print_model(folder: Path, file: Path, allowed_signers: str | None, as_json:
     click.echo("".join(f"{line}\n" for line in _aligned(check.files.items())), nl=False)
     _print_check(check)
     if check.faults:
-        headline = f"{folder}: differs from {file}:" if check.differing else f"{file}: does not hold:"
+        headline = f"{folder}: is not shown to be the model of {file}:"
         raise MismatchError(join_faults(headline, check.faults, limit=100))
     return 0
 
