@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 34_101,
     "modules": 276,
     "lines of the tests": 41_428,
-    "words of the docs": 50_685,
+    "words of the docs": 50_695,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
