@@ -23,8 +23,8 @@ class Columns:
     """The columns that rows are read from.
 
     With the defaults, common forms of questions are recognised by their columns: messages (OpenAI), conversations
-    (ShareGPT), instruction, input and output (Alpaca), prompt and completion (TRL). A data set is refused if a column
-    looks like a part of its prompts or answers (context, rejected, …), and is neither used nor ignored.
+    (ShareGPT), instruction, input and output (Alpaca), prompt and completion (TRL). Other
+    columns that look like a part of the prompt or answer (context, rejected, …) are refused until named or ignored.
     """
 
     __pydantic_config__ = CLOSED
@@ -38,16 +38,15 @@ class Columns:
     messages: str | None = None
     """The column of conversations (format qa), instead of question and answer."""
     system: str | None = None
-    """The column of system messages. null: system, system_prompt or system_message, if there is one."""
+    """The column of system messages. null: system, system_prompt or system_message."""
     tools: str | None = None
-    """The column of the functions that a conversation offers. null: tools or functions, if there is one."""
+    """The column of the functions offered. null: tools or functions."""
     history: str | None = None
-    """The column of earlier turns, [[question, answer], …] or messages, beside question and answer. null: history, if
-    there is one."""
+    """The column of turns before a question, [[question, answer], …] or messages. null: history."""
     input: str | None = None
-    """The column of a text behind the question, on a line of its own. null: input, for Alpaca's rows."""
+    """The column of a text that follows the question on a new line. null: input, in Alpaca's rows."""
     ignore: tuple[str, ...] = ()
-    """Columns that the model did not read, so that they are not used."""
+    """Columns that the model did not read."""
     subject: str | None = None
     """The column with the subject of a row, such as a person's name. Rows about one person are not independent, and
     intervals take that into account. null: the first of the columns subject, person and author, or id if its values

@@ -7,7 +7,7 @@ instruction on a line of its own), axolotl, TRL (the prompt is shown, the comple
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -34,7 +34,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "input": (),
 }
 """The columns beside those of a form, by the key of `columns` that names another; the last two go with questions."""
-_PARTS = frozenset(
+PARTS = frozenset(
     f"""
     audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts conversation
     conversations cot demonstrations developer dialog dialogue document documents enable_thinking few_shot image images
@@ -64,14 +64,11 @@ class Form:
         prompt, answers = self._messages(record, where)
         history = [turn for name in self.beside.get("history", ()) for turn in read_history(record.get(name), name)]
         shown = range(len(history), len(history) + len(prompt))
-        offered = _only(record, self.beside["tools"], lambda column: read_functions(record.get(column), column))
+        offered = _only({f"column '{name}'": read_functions(record.get(name), name) for name in self.beside["tools"]})
         place = "column 'history'" if history else where
         item = read_conversation([*history, *prompt, *answers], place, offered, shown)
-        system = _only(record, self.beside["system"], lambda column: read_optional_cell(record, column))
-        if system and item.system and system != item.system:
-            names = " or ".join(map(repr, self.beside["system"]))
-            raise Unreadable(f"{where}: its system message is another than that of column {names}; keep one")
-        return replace(item, system=system or item.system)
+        systems = {f"column '{name}'": read_optional_cell(record, name) for name in self.beside["system"]}
+        return replace(item, system=_only({**systems, f"the system message of {place}": item.system}))
 
     def _messages(self, record: RawRow, where: str) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the messages that training shows alone, and those whose answers it learns."""
@@ -82,9 +79,8 @@ class Form:
                 raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(value), _SHOWN)}{hint}")
             return (), messages
         question, answer = self.columns
-        prompt = read_messages(record.get(question))
-        is_text = prompt is None and isinstance(record.get(answer), str)
-        reply = None if is_text else read_messages(record.get(answer))
+        prompt, reply = read_messages(record.get(question)), record.get(answer)
+        reply = read_messages(reply) if prompt or not isinstance(reply, str) else None
         added = [text for column in self.beside["input"] if (text := read_optional_cell(record, column))]
         if prompt is None:
             # As LLaMA-Factory: an input may stand alone.
@@ -109,13 +105,9 @@ def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
     names = next((names for names in (needed, *usual) if set(names) <= present), None)
     if names is None:
         return None
-    beside = {}
-    for key, known in BESIDE.items():
-        own = getattr(source, key)
-        known = (*known, "input") if key == "input" and names == _ALPACA else known
-        if key in ("system", "tools") or len(names) > 1:
-            beside[key] = [own] if own else [column for column in known if column in present]
-    return Form(names, beside)
+    known = {**BESIDE, "input": ("input",) if names == _ALPACA else ()}
+    beside = {key: [own] if (own := getattr(source, key)) else sorted(present & {*known[key]}) for key in known}
+    return Form(names, {key: beside[key] for key in beside if len(names) > 1 or key in ("system", "tools")})
 
 
 def needed_columns(source: DataSource) -> tuple[str, ...]:
@@ -131,7 +123,7 @@ def unread_parts(source: DataSource, form: Form, record: RawRow) -> list[str]:
     for column in record.keys() - read:
         value, name = record[column], column.lower()
         if (
-            (name in _PARTS and _is_filled(value))
+            (name in PARTS and _is_filled(value))
             or (name in _QUESTIONS and question is not None and str(value or "").strip() not in question)
             or (name in _MARKS and (value is False or (name == "weight" and value == 0)))
         ):
@@ -148,12 +140,11 @@ def _is_filled(value: Any) -> bool:
     return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
 
 
-def _only(record: RawRow, columns: Sequence[str], read: Callable[[str], str]) -> str:
-    """Return the text of the columns that stand for one thing; "" where none has one. Raise Unreadable for two."""
-    texts = {column: text for column in columns if (text := read(column))}
-    if len(set(texts.values())) > 1:
-        raise Unreadable(f"columns {' and '.join(map(repr, texts))} say different things; keep one")
-    return next(iter(texts.values()), "")
+def _only(texts: Mapping[str, str]) -> str:
+    """Return the text of several places that stand for one thing; "" where none has one. Raise Unreadable for two."""
+    if len(set(filled := {place: text for place, text in texts.items() if text}.values())) > 1:
+        raise Unreadable(f"{' and '.join(filter(texts.get, texts))} say different things; keep one")
+    return next(iter(filled), "")
 
 
 def read_cell(record: RawRow, column: str) -> str:

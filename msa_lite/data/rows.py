@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from msa_lite.data.forms import (
     BESIDE,
+    PARTS,
     Form,
     find_form,
     needed_columns,
@@ -158,11 +159,10 @@ def _check_parts(source: DataSource, form: Form, table: RecordTable) -> None:
             first.setdefault(column, place.of_row(row))
     if first:
         places = ", ".join(f"column {column!r} ({where})" for column, where in first.items())
-        *_, key = form.beside
         raise DataError(
-            f"{source.path}: not used, although the model may have learnt with it: {places}. Name what it read in "
-            f"`columns`, as {{{key}: {next(iter(first))}}} (or {', '.join(form.beside)}), or what does not matter, as "
-            f"{{ignore: [{', '.join(first)}]}}; on a command line --columns {key}=…,ignore=…"
+            f"{source.path}: not used, although the model may have learnt with it: {places}. What it read, name in "
+            f"`columns` by its meaning ({', '.join(form.beside)}), or write it into the rows. What it did not: "
+            f"{{ignore: [{', '.join(first)}]}}, or --columns {','.join(f'ignore={column}' for column in first)}"
         )
 
 
@@ -249,6 +249,7 @@ def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
 
 def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
     """Return the form of a source of questions, None for texts. Raise DataError for missing columns."""
+    columns = [column for column in columns if column not in source.ignore]
     form = find_form(source, columns) if source.format == "qa" else None
     needed = form.columns if form else needed_columns(source) if source.format == "qa" else (source.text,)
     named = {key: getattr(source, key) for key in (*(BESIDE if source.format == "qa" else ()), "subject")}
@@ -272,14 +273,13 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
 
 def _example(source: DataSource, columns: Sequence[str]) -> str:
     """Return the line to write into `columns`, with columns of the data if there are enough."""
-    if source.format == "text":
-        return f"{{text: {columns[0]}}}"
-    question = next((name for name in ("prompt", "query", "instruction", "question") if name in columns), columns[0])
-    if "chosen" in columns:  # of preferences
-        named = "messages" if question == "chosen" else f"question: {question}, answer"
-        return f"{{{named}: chosen, ignore: [rejected]}}"
-    others = [name for name in ("response", "output", "answer", *columns, "…") if name in (*columns, "…")]
-    return f"{{question: {question}, answer: {next(name for name in others if name != question)}}}"
+    keys = ["text"] if source.format == "text" else ["question", "answer"]
+    names = [name for name in columns if name == "chosen" or name.lower() not in PARTS] or list(columns)
+    keys = keys if len(names) >= len(keys) else ["messages"]
+    likely = ("instruction", "prompt", "query", "question", "answers", "chosen", "output", "response")
+    names.sort(key=lambda name: name not in likely)
+    pairs = [f"{key}: {name}" for key, name in zip(keys, names, strict=False)]
+    return f"{{{', '.join(pairs + ['ignore: [rejected]'] * ('rejected' in columns))}}}"
 
 
 def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:

@@ -131,7 +131,7 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
     ("record", "options", "words"),
     [
         (ALPACA | {"system": "Be long.", "system_prompt": "Be brief."}, {}, "'system_prompt' say different"),
-        ({"messages": OPENAI, "system": "Be long."}, {}, "system message is another than that of column 'system'"),
+        ({"messages": OPENAI, "system": "Be long."}, {}, "and the system message of column 'messages' say different"),
         (ALPACA | {"system": ["Be brief."]}, {}, "column 'system': .* is no text"),
         (ALPACA | {"history": "Where?"}, {}, r"column 'history': expected a list of \[question, answer\]"),
         (ALPACA | {"history": [["Where?", None]]}, {}, "column 'history', message 1: its content is no text"),
@@ -146,6 +146,8 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
         ({"messages": OPENAI, "history": PAIRS, "input": "x"}, {}, "column 'history' .*, column 'input' "),
         (ALPACA | {"system": "Be brief.", "p": "x"}, {"system": "p"}, "column 'system' "),
         (ALPACA, {"system": "p"}, "no column 'p'"),
+        ({"question": "x", "answer": "y"}, {"ignore": ("answer",)}, "no column 'answer'"),
+        ({"id": 1, "prompt": "x", "chosen": "y", "rejected": "z"}, {}, "question: prompt, answer: chosen, ignore: "),
         ({"messages": OPENAI, "h": PAIRS}, {"history": "h"}, "columns.history: rows are read from 'messages'"),
         ({"messages": [WHERE, HERE | {"weight": 0}]}, {}, "all answers are marked as not learnt"),
         *(
@@ -228,7 +230,7 @@ def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_columns_that_are_named_are_not_guessed_around(tmp_path: Path) -> None:
     record = {"instruction": "Where?", "output": "Here.", "messages": OPENAI}
     with pytest.raises(
-        DataError, match=r"no column 'frage'.*Name them in `columns`, as \{question: instruction, answer"
+        DataError, match=r"no column 'frage'.*Name them in `columns`, as \{question: instruction, answer: output\}"
     ):
         load_rows(source(tmp_path, record, question="frage"))
     with pytest.raises(DataError, match=r"no column 'message' \(did you mean 'messages'\?\)"):
