@@ -34,7 +34,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "input": (),
 }
 """The columns beside those of a form, by the key of `columns` that names another; the last two go with questions."""
-PARTS = frozenset(
+LOOK_LIKE_PARTS = frozenset(
     f"""
     audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts conversation
     conversations cot demonstrations developer dialog dialogue document documents enable_thinking few_shot image images
@@ -123,7 +123,7 @@ def unread_parts(source: DataSource, form: Form, record: RawRow) -> list[str]:
     for column in record.keys() - read:
         value, name = record[column], column.lower()
         if (
-            (name in PARTS and _is_filled(value))
+            (name in LOOK_LIKE_PARTS and _is_filled(value))
             or (name in _QUESTIONS and question is not None and str(value or "").strip() not in question)
             or (name in _MARKS and (value is False or (name == "weight" and value == 0)))
         ):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msa_lite.data.forms import (
     BESIDE,
-    PARTS,
+    LOOK_LIKE_PARTS,
     Form,
     find_form,
     needed_columns,
@@ -274,7 +274,7 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
 def _example(source: DataSource, columns: Sequence[str]) -> str:
     """Return the line to write into `columns`, with columns of the data if there are enough."""
     keys = ["text"] if source.format == "text" else ["question", "answer"]
-    names = [name for name in columns if name == "chosen" or name.lower() not in PARTS] or list(columns)
+    names = [name for name in columns if name == "chosen" or name.lower() not in LOOK_LIKE_PARTS] or list(columns)
     keys = keys if len(names) >= len(keys) else ["messages"]
     likely = ("instruction", "prompt", "query", "question", "answers", "chosen", "output", "response")
     names.sort(key=lambda name: name not in likely)
