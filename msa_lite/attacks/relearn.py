@@ -285,7 +285,7 @@ def _examples(rows: Sequence[Row], ground: Ground) -> list[Example]:
     """Return rows as examples to tune on: answers, or all tokens of texts, each text on its own."""
     prompter = ground.prompter
     texts = [row for row in rows if row.text]
-    chunks = [chunk for row in texts for chunk in encode_text([row], prompter.tokenizer, ground.max_length)]
+    chunks = [chunk for row in texts for chunk in encode_text([row], prompter, ground.max_length)]
     return [*encode_qa([row for row in rows if not row.text], prompter, ground.max_length), *chunks]
 
 

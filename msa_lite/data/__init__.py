@@ -13,6 +13,7 @@ from msa_lite.data.examples import (
     encode_up_to,
     group_rows,
     hash_ids,
+    name_rows,
     pad_id,
     pass_tokens,
     shorten,

@@ -51,6 +51,7 @@ def group_rows(lengths: Sequence[int], budget: int, per_pass: int = 0) -> list[l
 
 
 _BLOCK = 1 << 16  # characters to tokenise as one text
+_NAMED = 10  # rows, by their numbers, in a message
 _AT_ONCE = 16  # blocks per call; a fast tokenizer spreads them over the cores
 
 
@@ -59,9 +60,10 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
 
     Warn where the first answer token cannot be learnt, and where an answer's own text holds an end token. The latter
     is learnt whole, although a model that generates it stops at that token.
-    A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
-    that cuts away the whole answer, it has no labels. Raise UsageError for rows with a system message that the chat
-    template does not take, and DataError for rows with tools, or calls of them, that it does not show.
+    A row longer than max_length, or than the window, first loses the oldest turns of its conversation (`shorten`), then
+    its right end. If that cuts away the whole answer, it has no labels. max_length None: rows stay whole. Raise
+    UsageError for rows with a system message that the chat template does not take, and DataError for rows with tools,
+    or calls of them, that it does not show.
     """
     if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
         raise UsageError(
@@ -79,16 +81,16 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
             f"{count} of {len(rows)} rows offer tools, which the prompt does not show; if the model learnt without "
             "them, write columns: {ignore: [tools]}"
         )
-    examples, thoughts, cut = [], 0, 0
+    examples, thoughts = [], 0
     merged: list[str] = []
-    for row in shorten(rows, prompter, max_length) if max_length else rows:
+    limit = max_length and prompter.room(max_length)
+    for row in shorten(rows, prompter, limit) if limit else rows:
         whole, prompt = prompter.example(row), prompter.prompt(row)
         longer = len(whole.prompt_ids) - len(prompt)
         thoughts += prompter.skips_block and longer < 0
         if whole.prompt_ids != prompt and (longer == 0 or not prompter.skips_block):
             merged += ["" if merged else _merge_cause(prompter, row, prompt, whole.ids)]
-        cut += bool(max_length) and len(whole.ids) > (max_length or 0)
-        examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
+        examples.append(Example(row.index, whole.ids[:limit], whole.labels[:limit]))
     if merged:
         logger.warning(
             "%d of %d rows: a prompt is not how the whole row begins, so the first answer token is not learnt, and "
@@ -104,8 +106,6 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
             thoughts,
             len(rows),
         )
-    if cut:
-        logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
     _warn_of_ends(rows, prompter)
     return examples
 
@@ -138,47 +138,48 @@ def _warn_of_ends(rows: Sequence[Row], prompter: Prompter) -> None:
 
 
 def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Row]:
-    """Drop the oldest turns of conversations longer than max_length, with a warning; so the answer is not cut."""
-    shorter, count = [], 0
+    """Drop the oldest turns of conversations longer than max_length, or than the window; so the answer is not cut."""
+    shorter, limit = [], prompter.room(max_length)
     for row in rows:
         short = row
-        while short.earlier and len(prompter.full(short)) > max_length:
+        while short.earlier and len(prompter.full(short)) > limit:
             short = replace(short, earlier=short.earlier[1:])
-        count += short is not row
         shorter.append(short)
-    if count:
-        logger.warning(
-            "%d of %d rows are turns of conversations longer than max_length=%d: their oldest turns were left out",
-            count,
-            len(rows),
-            max_length,
-        )
     return shorter
 
 
-def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:
+def name_rows(rows: Iterable[int], whole: int) -> str:
+    """Return how many of a set's `whole` rows these are, with their numbers: "2 of 40 rows (3 and 7)"."""
+    numbers = sorted(rows)
+    names = [str(number) for number in numbers[:_NAMED]]
+    rest = len(numbers) - len(names)
+    last = f"{rest} more" if rest else names.pop()
+    return f"{len(numbers)} of {whole} rows ({' and '.join(filter(None, [', '.join(names), last]))})"
+
+
+def encode_text(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Example]:
     """Join all rows by blank lines and cut them into chunks of at most max_length ids; every token is a label.
 
-    Each chunk opens with what the tokenizer puts before a text, mostly a beginning-of-sequence token. A last chunk too
-    short to predict anything is dropped (its loss would be 0/0).
+    No chunk is longer than the window. Each opens with what the tokenizer puts before a text, mostly a
+    beginning-of-sequence token. A last chunk too short to predict anything is dropped (its loss would be 0/0).
     """
-    begin, size = _chunk_shape(tokenizer, max_length)
-    ids = encode_start(tokenizer, "\n\n".join(row.text for row in rows))
+    begin, size = _chunk_shape(prompter, max_length)
+    ids = encode_start(prompter.tokenizer, "\n\n".join(row.text for row in rows))
     return _chunks(ids[len(begin) :], begin, size)
 
 
-def encode_up_to(texts: Iterable[str], tokenizer: Any, max_length: int, tokens: int) -> list[Example]:
+def encode_up_to(texts: Iterable[str], prompter: Prompter, max_length: int, tokens: int) -> list[Example]:
     """Make chunks as `encode_text` does, `tokens` ids in all, and read little more of the texts than that takes.
 
     There are fewer ids if the texts end before, and one fewer if it would be a chunk of its own.
     """
-    begin, size = _chunk_shape(tokenizer, max_length)
-    whole, rest = divmod(tokens, max_length)
+    begin, size = _chunk_shape(prompter, max_length)
+    whole, rest = divmod(tokens, prompter.room(max_length))
     total = whole * size + max(0, rest - len(begin))
     ids: list[int] = []
     blocks = _blocks(texts)
     while len(ids) < total and (batch := list(islice(blocks, _AT_ONCE))):
-        ids += chain.from_iterable(tokenizer(batch, add_special_tokens=False)["input_ids"])
+        ids += chain.from_iterable(prompter.tokenizer(batch, add_special_tokens=False)["input_ids"])
     return _chunks(ids[:total], begin, size)
 
 
@@ -196,10 +197,10 @@ def _blocks(texts: Iterable[str]) -> Iterator[str]:
         yield "\n\n".join(gathered)
 
 
-def _chunk_shape(tokenizer: Any, max_length: int) -> tuple[list[int], int]:
+def _chunk_shape(prompter: Prompter, max_length: int) -> tuple[list[int], int]:
     """Return (ids that every chunk opens with, ids of the text that it holds)."""
-    begin, _ = added_ids(tokenizer)
-    return begin, max_length - len(begin)
+    begin, _ = added_ids(prompter.tokenizer)
+    return begin, prompter.room(max_length) - len(begin)
 
 
 def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
@@ -207,15 +208,34 @@ def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
     return [Example(i, chunk, list(chunk)) for i, chunk in enumerate(chunks) if len(chunk) >= 2]
 
 
-def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
-    """Make the examples to train on, of either format. Raise DataError when no label is left."""
+def encode(
+    rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int
+) -> tuple[list[Example], list[str]]:
+    """Make the examples to train on, of either format; return them with a sentence about those that are cut.
+
+    Raise DataError where the cut takes all of an answer, with the numbers of such rows, and where there is no label.
+    """
+    limit, notes = prompter.room(max_length), []
     if source.format == "qa":
-        examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]
+        whole = [e for e in encode_qa(shorten(rows, prompter, max_length), prompter) if len(e.prompt_ids) < len(e.ids)]
+        long = [e for e in whole if len(e.ids) > limit]
+        most = f"the window of {limit} tokens" if limit < max_length else f"max_length={max_length}"
+        longest = prompter.room(max((len(e.ids) for e in long), default=0))
+        way_out = f"; raise max_length to {longest}" if longest > limit else ""
+        if lost := [e for e in long if len(e.prompt_ids) >= limit]:
+            raise DataError(
+                f"{name_rows((e.index for e in lost), len(rows))}: the prompt alone fills {most}, so nothing is left "
+                f"of the answer; shorten these rows, or take them out{way_out}"
+            )
+        if long:
+            numbers = name_rows((e.index for e in long), len(rows))
+            notes.append(f"{numbers} are longer than {most}: the ends of their answers are not learnt{way_out}")
+        examples = [Example(e.index, e.ids[:limit], e.labels[:limit]) for e in whole]
     else:
-        examples = encode_text(rows, prompter.tokenizer, max_length)
+        examples = encode_text(rows, prompter, max_length)
     if not examples:
         raise DataError(f"{source.path}: nothing is left to learn after cutting to max_length={max_length}; raise it")
-    return examples
+    return examples, notes
 
 
 def pad_id(tokenizer: Any) -> int:

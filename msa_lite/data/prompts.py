@@ -63,6 +63,8 @@ class Prompter:
     open-unlearning does. False: an answer ends at its first end token, and a model has nothing to say after it."""
     thinking: Thinking = "answer"
     """Where answers begin, if the chat template has a block of thoughts (`has_block`)."""
+    window: int | None = None
+    """The most tokens that the models can read; None where nothing limits them. It changes no prompt."""
 
     @classmethod
     def build(
@@ -247,6 +249,10 @@ class Prompter:
         }
         block = begin[self.thinking] if self.has_block else ""
         return f"{origin}the target's chat template, {message}{date}{block}"
+
+    def room(self, most: int) -> int:
+        """Return the tokens that a row may have: `most`, or the window where it is smaller."""
+        return min(most, self.window or most)
 
     def prompt(self, row: Row) -> list[int]:
         """Return the ids of a row up to where its answer begins."""

@@ -194,7 +194,7 @@ def _tune(start: Path, rows: Sequence[Row], out: Path, settings: HistorySettings
     tokenizer = open_tokenizer(source.folder, source.name)
     prompter = Prompter.build(tokenizer, "default", Template())
     texts = [row for row in rows if row.text]
-    chunks = encode_text(texts, tokenizer, settings.max_length) if texts else []
+    chunks = encode_text(texts, prompter, settings.max_length) if texts else []
     fit = FitSettings(
         mode="full",
         epochs=settings.prior_epochs if is_prior else settings.tuning_epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from msa_lite.errors import DataError
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.files import shipped_recipes
 from tests.e2e.conftest import CallCli, sweep_recipe, write_recipe
+from tests.support.models import save_checkpoint, tiny_model
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
@@ -67,6 +69,43 @@ def test_rows_in_two_sets_and_too_few_rows_are_told_by_plan_dry_run_and_run(
     for call in (msa_lite.plan, lambda made: dry_run(load_recipe(made), command="run"), msa_lite.run):
         with pytest.raises(DataError, match="retain: all 18 rows stand in the forget set"):
             call(recipe)
+
+
+def test_rows_beyond_the_window_are_told_alike_and_lost_answers_are_refused_by_plan_dry_run_and_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed, name in enumerate(("prior", "target")):
+        save_checkpoint(tmp_path / name, tiny_model("gpt2", seed, n_positions=64))
+    short, long, lost = ("Where?", "Here."), ("When?", "In May. " * 60), ("Where? " * 60, "Here.")
+
+    def write(name: str, *rows: tuple[str, str]) -> dict[str, str]:
+        lines = [json.dumps({"question": f"{name} {at} {q}", "answer": a}) for at, (q, a) in enumerate(rows)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        return {"path": str(tmp_path / f"{name}.jsonl")}
+
+    recipe: dict[str, Any] = {
+        **{name: str(tmp_path / name) for name in ("target", "prior")},
+        "forget": {"data": write("forget", short, long, short), "alpha": 1.0},
+        "retain": {"data": write("retain", long, short), "beta": 1.0},
+        "vector": {"mode": "full", "epochs": 1, "warmup_epochs": 0, "learning_rate": 1e-3, "max_length": 512},
+        "evaluate": {"holdout": write("holdout", short, long)},
+        "prompt": "plain",
+        "output": str(tmp_path / "run"),
+    }
+    planned, dry = msa_lite.plan(recipe).notes, dry_run(load_recipe(recipe), command="run").notes
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        msa_lite.run_vectors(recipe)
+    cut = "are longer than the window of 64 tokens"
+    expected = [f"{kind} {cut}" for kind in ("forget: 1 of 3 rows (1)", "retain: 1 of 2 rows (0)") * 2]
+    expected.append(f"holdout: 1 of 2 rows (1) {cut}")
+    for lines in (planned, dry, [record.getMessage() for record in caplog.records]):
+        assert sorted(re.split("[:,] (?:the|so) ", line)[0] for line in lines if " window" in line) == sorted(expected)
+    write("forget", short, long, lost)
+    write("holdout", lost, short)
+    for call in (msa_lite.plan, lambda made: dry_run(load_recipe(made), command="run"), msa_lite.run):
+        with pytest.raises(DataError, match=r"forget: 1 of 3 rows \(2\): the prompt[^$]*holdout: 1 of 2 rows \(0\)"):
+            call({**recipe, "output": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
 
 
 def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", {"logit_scale": 0.25}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
 }
+BIASED = {"mpt": ("MptConfig", {"max_seq_len": WINDOW})}  # padding takes room in its window
 
 
 @cache
@@ -46,7 +47,7 @@ def wide_model(kind: str, seed: int = 0) -> Any:
     if kind in KINDS:
         window = "n_positions" if kind == "gpt2" else "max_position_embeddings"
         return tiny_model(kind, seed, **WIDE, **{window: WINDOW}).eval()
-    config, changes = SPECIAL[kind]
+    config, changes = (SPECIAL | BIASED)[kind]
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": WINDOW, "vocab_size": VOCABULARY}
     tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +26,7 @@ from msa_lite.data import (
     kept_head,
     kept_texts,
     load_rows,
+    name_rows,
     sample_rows,
     split_rows,
     stream_texts,
@@ -146,20 +148,46 @@ def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
         Prompter.build(tiny_tokenizer(), "chat", Template())
 
 
-def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
-    rows = [Row(0, "Where?", "Here."), Row(1, "Where? " * 40, "Here.")]
-    examples = encode(rows, DataSource("x"), prompter, max_length=64)
-    assert [e.index for e in examples] == [0]
-    assert "1 of 2 rows are longer than max_length=64" in caplog.text
-    with pytest.raises(DataError, match="nothing is left to learn"):
-        encode(rows[1:], DataSource("x"), prompter, max_length=64)
+LONG_ROWS = [Row(0, "Where?", "Here."), Row(1, "Where?", "Here. " * 40), Row(4, "Where? " * 40, "Here.")]
+
+
+@pytest.mark.parametrize(
+    ("window", "max_length", "most", "limit", "way_out"),
+    [
+        (None, 64, 64, "max_length=64", r"raise max_length to \d+"),
+        (100, 64, 64, "max_length=64", "raise max_length to 100"),
+        (64, 512, 64, "the window of 64 tokens", None),
+    ],
+)
+def test_rows_are_cut_to_the_shorter_of_length_and_window_and_lost_answers_refused(
+    window: int | None, max_length: int, most: int, limit: str, way_out: str | None
+) -> None:
+    prompter = replace(Prompter.build(tiny_tokenizer(), "plain", Template()), window=window)
+    short, long = (prompter.full(row) for row in LONG_ROWS[:2])
+    examples, (note,) = encode(LONG_ROWS[:2], DataSource("x"), prompter, max_length)
+    assert [e.ids for e in examples] == [short, long[:most]]
+    assert [e.ids for e in encode_qa(LONG_ROWS[:2], prompter, max_length)] == [short, long[:most]]
+    assert note.startswith(f"1 of 2 rows (1) are longer than {limit}")
+    with pytest.raises(DataError, match=rf"1 of 3 rows \(4\): the prompt alone fills {limit}") as refusal:
+        encode(LONG_ROWS, DataSource("x"), prompter, max_length)
+    for words in (note, str(refusal.value)):
+        assert re.search(way_out or "raise", words) is not None if way_out else "raise" not in words
+    chunks = encode_text([Row(0, text="abcdefgh" * 100)], prompter, max_length)
+    assert max(len(chunk.ids) for chunk in chunks) == most
+
+
+def test_rows_are_named_by_their_numbers() -> None:
+    assert [name_rows(range(n), 40) for n in (1, 2, 12)] == [
+        "1 of 40 rows (0)",
+        "2 of 40 rows (0 and 1)",
+        "12 of 40 rows (0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more)",
+    ]
 
 
 def test_text_becomes_chunks_of_which_every_token_is_learnt_once() -> None:
     tokenizer = tiny_tokenizer()
     rows = [Row(0, text="abcdefgh" * 5), Row(1, text="ijklmnop" * 3)]
-    chunks = encode_text(rows, tokenizer, max_length=16)
+    chunks = encode_text(rows, Prompter.build(tokenizer, "plain", Template()), max_length=16)
     assert all(chunk.labels == chunk.ids and chunk.ids[0] == tokenizer.bos_token_id for chunk in chunks)
     assert max(len(chunk.ids) for chunk in chunks) == 16
     joined = [i for chunk in chunks for i in chunk.ids[1:]]
@@ -170,7 +198,8 @@ def test_a_last_chunk_too_short_to_predict_anything_is_dropped() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     ids = tokenizer("abcdefghi", add_special_tokens=False)["input_ids"]
-    chunks = encode_text([Row(0, text="abcdefghi")], tokenizer, max_length=len(ids) - 1)
+    prompter = Prompter.build(tokenizer, "plain", Template())
+    chunks = encode_text([Row(0, text="abcdefghi")], prompter, max_length=len(ids) - 1)
     assert [len(chunk.ids) for chunk in chunks] == [len(ids) - 1]
 
 

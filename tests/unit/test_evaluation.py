@@ -348,6 +348,23 @@ def test_a_benchmark_is_compared_with_its_holdout_rows(tmp_path: Path) -> None:
     assert against_own(load_qa({"forget": QUESTIONS}, make_prompter())) is None
 
 
+def test_texts_are_scored_up_to_the_window_and_longer_answers_named() -> None:
+    prompter = replace(make_prompter(), window=32)
+    rows = [
+        Row(0, text="abcdefgh" * 40),
+        Row(1, "Where?", "Here."),
+        Row(5, "Where?", "Here. " * 40),
+        Row(6, "W" * 99, "H"),
+    ]
+    benchmark = load_qa({"forget": rows}, prompter, 4)
+    text, *_, lost = benchmark.sets["forget"].items
+    assert len(text.texts["text"][0].ids) - 1 == 32  # the last one is predicted, and never an input
+    assert [item.can_be_asked(len(lost.prompt or ())) for item in (text, lost)] == [True, False]
+    assert [line.split(":")[1].split(" are")[0] for line in benchmark.unscored()] == [" 2 of 4 rows (5 and 6)"]
+    assert [line.split(":")[1] for line in benchmark.unasked()] == [" 1 of 4 rows (6)"]
+    assert replace(benchmark, prompter=make_prompter()).unscored() == []
+
+
 def test_texts_are_compared_in_chunks() -> None:
     long, short = Row(0, text="It is over there. " * 20), Row(1, text="It was here.")
     sides = against_rows([long, short], [short], make_prompter(), max_length=32)

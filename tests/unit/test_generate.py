@@ -163,7 +163,7 @@ def test_an_answer_is_cut_before_its_first_stop_string() -> None:
     assert len(seen.shapes) < TOKENS  # and nothing is generated behind it
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mpt"])
 def test_answers_stop_at_the_end_of_the_window(kind: str) -> None:
     model = wide_model(kind)
     long = (PROMPTS[1] * WINDOW)[: WINDOW - 3]

@@ -25,12 +25,13 @@ from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
-from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
+from msa_lite.io.models.loading import check_loads, load_whole, model_window, read_tokenizer
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
 from msa_lite.pipeline.stages.facts import find_headers
 from msa_lite.train import FitSettings
 from msa_lite.train.memory.model import load_trainable as load_to_tune
+from tests.support.families import small_config
 from tests.support.models import VOCABULARY, tiny_model, tiny_tokenizer
 
 Make = Callable[..., Path]
@@ -375,3 +376,57 @@ def test_a_file_that_is_far_too_large_is_no_tokenizer(llama: Path) -> None:
         stream.truncate(5 << 30)  # of nothing but holes
     with pytest.raises(FormatError, match="which is no tokenizer"):
         read_tokenizer(llama, "model")
+
+
+# The window: (family, changes of its config, window, whether a longer row is an error). The small configs say 16.
+
+ROPE = {"rope_theta": 1e4, "factor": 4.0}
+WINDOWS: dict[str, tuple[str, dict[str, Any], int | None, bool]] = {
+    **{name: (name, {}, 16, True) for name in ("gpt2", "opt", "biogpt", "gpt_neo", "gptj", "codegen", "ctrl", "bert")},
+    "mpt": ("mpt", {"max_seq_len": 16}, 16, True),
+    "roberta": ("roberta", {}, 13, True),  # its table begins behind the padding token, 2
+    **{name: (name, {}, 16, False) for name in ("llama", "mistral", "gpt_neox", "falcon", "gemma3", "jamba")},
+    "falcon alibi": ("falcon", {"alibi": True}, None, False),
+    **{name: (name, {}, None, False) for name in ("bloom", "mamba", "recurrent_gemma")},
+    "linear": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear"}}, 16, False),
+    "dynamic": ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, 16, False),
+    "yarn before": ("llama", {"rope_parameters": {**ROPE, "rope_type": "yarn"}}, 64, False),
+    "yarn behind": (
+        "llama", {"rope_parameters": {**ROPE, "rope_type": "yarn", "original_max_position_embeddings": 4}}, 16, False,
+    ),
+    "llama3": (
+        "llama",
+        {"rope_parameters": {**ROPE, "rope_type": "llama3", "original_max_position_embeddings": 8,
+                             "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+        16, False,
+    ),
+    "longrope": (
+        "phi3",
+        {"original_max_position_embeddings": 8,
+         "rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", "short_factor": [1.0] * 4,
+                             "long_factor": [2.0] * 4}},
+        16, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_window_is_what_transformers_runs_or_the_model_was_made_for(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family, changes, window, is_hard = WINDOWS[name]
+    known = CONFIG_MAPPING[family]()
+    table = {} if family in ("bloom", "mamba", "mpt", "recurrent_gemma", "gemma3") else {"max_position_embeddings": 16}
+    config = small_config(known, **table, **changes)
+    if family == "gemma3":
+        config.text_config.max_position_embeddings = 16
+    assert model_window(config) == window
+    model = AutoModelForCausalLM.from_config(config).eval()
+
+    def runs(length: int) -> bool:
+        with torch.no_grad(), contextlib.suppress(IndexError, RuntimeError):
+            return bool(model(input_ids=torch.arange(length)[None] + 3).logits.isfinite().all())
+        return False
+
+    assert [runs(window or 64), runs(1 + (window or 64))] == [True, not is_hard]

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,9 @@ def test_stages_give_the_weights_of_fits_by_hand(recipe: dict[str, Any], make_ch
     result = msa_lite.train_stages(recipe)
     tokenizer = tiny_tokenizer(chat=True)
     qa, texts = DataSource(str(tmp_path / "qa.jsonl")), DataSource(str(tmp_path / "texts.jsonl"), "text")
-    questions = encode(load_rows(qa), qa, Prompter.build(tokenizer, "chat", Template()), 128)
-    chunks = encode_text(load_rows(texts), tokenizer, 16)[:7]
+    prompter = Prompter.build(tokenizer, "chat", Template())
+    questions, _ = encode(load_rows(qa), qa, prompter, 128)
+    chunks = encode_text(load_rows(texts), prompter, 16)[:7]
     chunks[-1] = type(chunks[-1])(6, chunks[-1].ids[:4], chunks[-1].labels[:4])  # 6 × 16 + 4 = 100
     model: Path | str = recipe["model"]
     for seed, (name, examples, epochs) in enumerate((("1", questions, 2), ("2", chunks, 2), ("3", questions, 1))):
@@ -232,7 +234,8 @@ def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path:
     recipe["stages"] = [{"data": [questions, texts]}]
     result = msa_lite.train_stages(recipe)
     rows = load_rows(DataSource(texts["path"], "text"))
-    chunks = encode_text(rows, AutoTokenizer.from_pretrained(result.model), 128)
+    prompter = Prompter.build(AutoTokenizer.from_pretrained(result.model), "plain", Template())
+    chunks = encode_text(rows, prompter, 128)
     assert (load_manifest(result.folder / "1-qa") or {})["rows"] == 6 + len(chunks)
 
 
@@ -243,7 +246,9 @@ def test_as_many_tokens_are_read_as_were_asked_for(tokens: int, bos: bool) -> No
     if not bos:
         tokenizer.backend_tokenizer.post_processor = None
     texts = [f"Number {i} lies at {i * 7}." for i in range(40)]
-    examples = encode_up_to(iter(texts), tokenizer, 16, tokens)
+    prompter = Prompter.build(tokenizer, "plain", Template())
+    examples = encode_up_to(iter(texts), prompter, 16, tokens)
+    assert examples == encode_up_to(iter(texts), replace(prompter, window=16), 100, tokens)
     # 17 are one row of 16 and one token, which alone has nothing to predict.
     assert sum(len(example.ids) for example in examples) == (16 if tokens == 17 else tokens)
     ids = [i for example in examples for i in example.ids[bos:]]
@@ -254,7 +259,7 @@ def test_as_many_tokens_are_read_as_were_asked_for(tokens: int, bos: bool) -> No
 def test_a_stream_is_read_no_further_than_needed() -> None:
     taken: list[int] = []
     texts = (taken.append(i) or "word " * 1000 for i in range(100_000))
-    examples = encode_up_to(texts, tiny_tokenizer(), 128, 50_000)
+    examples = encode_up_to(texts, Prompter.build(tiny_tokenizer(), "plain", Template()), 128, 50_000)
     assert sum(len(example.ids) for example in examples) == 50_000
     assert len(taken) < 1000
 
@@ -280,7 +285,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
         (new_model(hiden_size=8), ["'hidden_size'?"]),
         (new_model(hidden_size=33), ["cannot make a llama of it", "33"]),
         (new_model(vocab_size=256), ["tokens, the model's vocabulary 256; the model has no row for '"]),
-        (new_model(max_position_embeddings=8), ["stages.0: its rows have up to", "the model takes 8"]),
+        (new_model(max_position_embeddings=8), ["stages.0: ", "the prompt alone fills the window of 8 tokens"]),
         ({"training": {"batch_size": 8, "epochs": 1}}, ["stages.0: 1-tofu: its 6 rows are one step", "stages.2: "]),
     ],
 )  # fmt: skip

@@ -8,17 +8,17 @@ without one, beside another ideal or with a judge.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from math import sqrt
 from typing import Any
 
 from msa_lite.catalogue import BENCHMARKS
-from msa_lite.data import Example, Prompter, pad_id, sample_rows, special_names
+from msa_lite.data import Example, Prompter, name_rows, pad_id, sample_rows, special_names
 from msa_lite.errors import DataError, join_faults
 from msa_lite.evals.engine import answers
-from msa_lite.evals.engine.forward import completion
+from msa_lite.evals.engine.forward import MAX_TOKENS, completion
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.verdict.bounds import Models, Record, Records
@@ -45,6 +45,14 @@ class Item:
     group: int | str | None = None
     """The author or person that it is about, where the data set has several items about one. Its record repeats it as
     "subject", so that intervals can count the persons."""
+
+    def can_be_asked(self, window: float) -> bool:
+        """Check whether a model of this window has room for an answer to the prompt."""
+        return len(self.prompt or ()) < window
+
+    def can_be_scored(self, window: float) -> bool:
+        """Check whether the texts fit a window. Their last tokens are predicted, and never an input."""
+        return all(len(text.ids) - 1 <= window for group in self.texts.values() for text in group)
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,25 @@ class Benchmark:
         rows = [text.ids for item in items for texts in item.texts.values() for text in texts]
         return {pad_id(self.tokenizer)}.union(*rows, *(item.prompt for item in items if item.prompt))
 
+    def unasked(self) -> list[str]:
+        """Return a sentence for each set with items whose prompts fill the window, which no model answers."""
+        return self._beyond(
+            Item.can_be_asked, ": the prompt alone fills the window of {} tokens, so nothing can be answered"
+        )
+
+    def unscored(self) -> list[str]:
+        """Return a sentence for each set with items whose texts, each with its prompt, are longer than the window."""
+        return self._beyond(
+            Item.can_be_scored, " are longer than the window of {} tokens, so their probabilities are not scored"
+        )
+
+    def _beyond(self, fits: Callable[[Item, float], bool], reason: str) -> list[str]:
+        window, notes = self.prompter.window or math.inf, []
+        for name, part in self.sets.items():
+            if long := [item.index for item in part.items if not fits(item, window)]:
+                notes.append(f"{name}: {name_rows(long, len(part.items))}{reason.format(window)}")
+        return notes
+
     def describe(self) -> dict[str, Any]:
         """Return what is asked and how, JSON-able. Two evaluations are comparable when this is equal."""
         other = any(map(answers.is_other_script, self._texts()))
@@ -282,7 +309,7 @@ class Benchmark:
         if not names or len(counts) < 2 or not all(counts):
             return None
         n, m = counts
-        error = sqrt((n + m + 1) / (12 * n * m))
+        error = math.sqrt((n + m + 1) / (12 * n * m))
         return (
             f"{', '.join(names)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
             f"1/{n * m}, with a standard error of {error:.2f} at chance"
@@ -316,9 +343,10 @@ def data_home(name: str, split: str | None) -> str | None:
     return benchmark.homes.get(split or "", benchmark.home)
 
 
-def text_item(tokenizer: Any, index: int, text: str, group: str | None = None) -> Item:
-    """Return the item of a text that is scored and nothing is generated from."""
-    return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text)}, group=group)
+def text_item(tokenizer: Any, index: int, text: str, group: str | None = None, window: int | None = None) -> Item:
+    """Return the item of a text that is scored and nothing is generated from. window: the most tokens to read of it."""
+    most = MAX_TOKENS if window is None else min(MAX_TOKENS, window)
+    return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text, most)}, group=group)
 
 
 def flat_scores(record: Record, name: str = "answer") -> Record:

@@ -68,15 +68,15 @@ def load_qa(
     """Return the benchmark over rows by set name, questions or texts.
 
     No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
-    after the ids that every text begins with, and nothing is generated from them. In a set with
-    questions, memorization scores leave out the last token of each row, the answer's end token. In a set of texts alone
-    every token counts.
+    after the ids that every text begins with, or as many as the window has, and nothing is generated from them. In a
+    set with questions, memorization scores leave out the last token of each row, the answer's end token. In a set of
+    texts alone every token counts.
     """
     loaded = {}
     for name, rows in sets.items():
         examples = iter(encode_qa([row for row in rows if not row.text], prompter))
         items = [
-            text_item(prompter.tokenizer, row.index, row.text, row.about or None)
+            text_item(prompter.tokenizer, row.index, row.text, row.about or None, prompter.window)
             if row.text
             else _question(prompter, row, next(examples))
             for row in rows

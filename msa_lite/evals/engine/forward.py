@@ -19,8 +19,8 @@ from msa_lite.evals.engine.models import Runner, check_numbers
 MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
 
 
-def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
-    """Return a text behind its prompt, read as one string. The labels are the text's first `MAX_TOKENS` tokens.
+def completion(tokenizer: Any, index: int, prompt: str, text: str, most: int = MAX_TOKENS) -> tuple[Example, ...]:
+    """Return a text behind its prompt, read as one string. The labels are the text's first `most` tokens.
 
     The first ids, as many as the prompt has by itself, are no labels, even where the tokenizer merges across the
     boundary (as in open-unlearning). The very first id never is one, since nothing comes before it: the
@@ -28,7 +28,7 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Exam
     where no label is left.
     """
     count = len(encode_start(tokenizer, prompt))
-    ids = encode_start(tokenizer, prompt + text)[: count + MAX_TOKENS]
+    ids = encode_start(tokenizer, prompt + text)[: count + most]
     first = max(1, count)
     if not text.strip() or len(ids) <= first:
         return ()

@@ -168,8 +168,12 @@ def _in_batches(
 ) -> Iterator[tuple[list[_Unit], list[_Texts]]]:
     """Yield (units, their answers), batches as large as fit into memory. todo: the longest prompts first."""
     while todo:
-        width = len(prompt_of(todo[0])) + math.ceil(_EXPECTED * decoding.max_new_tokens)
+        longest = len(prompt_of(todo[0]))
+        width = longest + math.ceil(_EXPECTED * decoding.max_new_tokens)
         batch = todo[: 1 if runner.batched is False else max(1, runner.cache_budget // width)]
+        short_of_room = _room(runner, prompt_of(todo[0]), decoding) < decoding.max_new_tokens
+        if short_of_room and "position_ids" not in runner.halves.arguments:  # then padding takes room, too (MPT)
+            batch = [unit for unit in batch if len(prompt_of(unit)) == longest]
         try:
             texts = answer(batch)
         except (RuntimeError, MemoryError) as error:

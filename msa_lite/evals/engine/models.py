@@ -17,7 +17,7 @@ from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves, has_bf16, nf4, split_model
-from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole
+from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole, model_window, open_config
 from msa_lite.io.models.streaming import (
     Placement,
     check_ram,
@@ -74,6 +74,13 @@ def check_source(source: Source, ids: Iterable[int] = ()) -> None:
             f"{source.name}: the tokenizer makes token {highest}, but the model's embedding has {rows} rows; give the "
             "tokenizer that belongs to the model"
         )
+
+
+def read_window(sources: Iterable[Source]) -> int | None:
+    """Return the smallest window of some models, by their configs (`model_window`); None where they have none."""
+    folders = [checkpoint_folder(source.folder) for source in sources]
+    windows = [model_window(open_config(folder)) for folder in folders]
+    return min((window for window in windows if window), default=None)
 
 
 def load_tokenizer(source: Source) -> Any:
@@ -268,8 +275,8 @@ class Runner:
 
     @property
     def window(self) -> int | None:
-        """Return the most tokens that the model was made for, or None if its config does not say."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        """Return the most tokens that the model reads (`model_window`)."""
+        return model_window(self.model.config)
 
     def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
         """Yield (slice, fp32 logits) over (n, ·) states.

@@ -74,7 +74,7 @@ def against_rows(forget: Sequence[Row], holdout: Sequence[Row], prompter: Prompt
 
     def side(rows: Sequence[Row]) -> ItemSet:
         if rows[0].text:
-            return _items([(c,) for row in rows for c in encode_text([row], prompter.tokenizer, max_length)], False)
+            return _items([(c,) for row in rows for c in encode_text([row], prompter, max_length)], False)
         return _items([(example,) for example in encode_qa(rows, prompter)], True)
 
     return PROBE.over("all", {"forget": side(forget), "holdout": side(holdout)}, prompter)

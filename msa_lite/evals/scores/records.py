@@ -138,10 +138,8 @@ def _ask(
     drop_last, es_floor, hidden = _switches(benchmark, part)
     window = runner.window or 1 << 60
     bundles = [[text for group in item.texts.values() for text in group] for item in texts]
-    # The last token of a text is predicted, and never an input.
-    fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
-    yield [_too_long(texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
-    numbers = [i for i, fits in enumerate(fitting) if fits]
+    yield [_too_long(item, "scores", {}, window) for item in texts if not item.can_be_scored(window)]
+    numbers = [i for i, item in enumerate(texts) if item.can_be_scored(window)]
     for batch in score_bundles(runner, [bundles[i] for i in numbers], with_z=part.with_z, hidden=hidden):
         scored: list[_Answer] = []
         for at, scores in batch:
@@ -160,8 +158,8 @@ def _ask(
     if decoding is None or not prompts:
         return
     window = min(window, decoding.max_length or window)
-    yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
-    items = [item for item in prompts if len(item.prompt or ()) < window]
+    yield [_too_long(item, "generated", None, window) for item in prompts if not item.can_be_asked(window)]
+    items = [item for item in prompts if item.can_be_asked(window)]
     asked, starts = [item.prompt or [] for item in items], [known.get(item.index, []) for item in items]
     prompter = benchmark.prompter
     how: dict[str, Any] = {"known": starts, "hidden": hidden, "end": prompter.end}

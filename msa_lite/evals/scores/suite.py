@@ -23,7 +23,7 @@ from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, near
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer
+from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer, read_window
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
@@ -138,14 +138,17 @@ def evaluate(
     source = replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
     yardstick = _find_ideal(ideal)
     open_judge(judge)  # raises before any model is loaded
+    models = [model for model in (source, yardstick) if isinstance(model, Source)]
     if isinstance(questions, OwnQuestions):
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
         rows = _load_sets(questions.sets, limit, seed)
         prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
+        prompter = replace(prompter, window=read_window(models))
         benchmark = load_qa(rows, prompter, questions.max_new_tokens)
     else:
         switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
+        prompter = replace(prompter, window=read_window(models))
         settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
         benchmark = load_benchmark(questions.benchmark, prompter, settings)
     return _score(source, benchmark, yardstick, folder, judge, progress)
@@ -185,6 +188,8 @@ def _score(
         check_same_tokens(source, ideal)
     if Ranks.current().first and benchmark.prompted:
         notices.info("prompt: %s", benchmark.prompter.sentence)
+    for note in (*benchmark.unasked(), *benchmark.unscored()) if Ranks.current().first else ():
+        logger.warning("%s", note)
     for model in (source, ideal):
         if isinstance(model, Source):
             check_source(model, benchmark.ids())

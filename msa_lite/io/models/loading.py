@@ -36,6 +36,10 @@ _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 _MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
+# Their tables of positions begin behind the number of the padding token.
+_AFTER_PADDING = {
+    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
 _LARGEST = 1 << 28  # bytes of a tokenizer's file; those of 250,000 tokens take about 35 MB
 
 
@@ -76,6 +80,30 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
         _check_ends(folder / _GENERATION, values.get("eos_token_id"))
     _check_ends(folder / "config.json", getattr(config, "eos_token_id", None))
     return config
+
+
+def model_window(config: Any) -> int | None:
+    """Return the most tokens that a model reads, by its config as transformers has it; None where nothing limits them.
+
+    - Positions in a table, learnt (GPT-2, OPT) or not (GPT-J), and MPT's biases: a longer row is an error.
+    - Rotary positions: `max_position_embeddings`; times `factor` where yarn names the length before it there, as Qwen
+      2.5 does. A longer row runs, but the model was not made for it, and with `dynamic` and `longrope` it would change
+      the other rows of its batch.
+    - No limit: ALiBi (BLOOM, Falcon) and recurrent models (Mamba).
+
+    Two more numbers are no limits. A sliding window hides old tokens, of rows of any length. A tokenizer's
+    `model_max_length` is often that of another model, or of a training, and transformers only warns of longer rows.
+    """
+    config = config.get_text_config()
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len", "max_target_positions"))
+    size = next((size for size in named if size and size > 0), None)
+    if size is None or getattr(config, "alibi", False):
+        return None
+    if config.model_type in _AFTER_PADDING:
+        return int(size - config.pad_token_id - 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    is_before = rope.get("rope_type") == "yarn" and rope.get("original_max_position_embeddings") == size
+    return int(size * (rope.get("factor") or 1)) if is_before else int(size)
 
 
 def _model_class(config: Any) -> Any:

@@ -148,11 +148,10 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     place = find_tokenizer(recipe)
     tokenizer = open_tokenizer(place.folder, place.name)
     row = max(load_rows(recipe.forget.data.source(recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
-    length = recipe.vector.max_length
+    length, prompter = recipe.vector.max_length, find_prompter(recipe, tokenizer)
     if row.text:
-        chunk = encode_text([row], tokenizer, length)[0]
+        chunk = encode_text([row], prompter, length)[0]
         return [_shown("none: every token of a text is learnt", row, chunk, tokenizer)]
-    prompter = find_prompter(recipe, tokenizer)
     if recipe.prompt.kind != "auto":
         return [_shown(prompter.sentence, row, encode_qa([row], prompter, length)[0], tokenizer)]
     return [

@@ -65,7 +65,7 @@ def load_questions(
     settings = recipe.evaluate
     if settings is None:
         return Questions(_rule(recipe, {}))
-    rows = _scored_rows(recipe, rows)
+    rows = scored_rows(recipe, rows)
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not settings.ideal:
         raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
@@ -124,7 +124,7 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     return make_rule(score, select.keep, recipe.margins)
 
 
-def _scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+def scored_rows(recipe: Recipe, rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """Return the rows to score by set, a sample where the recipe limits them. A repeated row would count twice.
 
     Only the qa benchmark takes texts; the published ones have their own.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.catalogue import OWN
-from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
+from msa_lite.data import DataSource, Example, Prompter, Row
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
-from msa_lite.evals.engine.models import check_source
+from msa_lite.evals.engine.models import check_source, read_window
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
 from msa_lite.io.console.progress import Progress, silent
@@ -30,6 +30,7 @@ from msa_lite.pipeline.prepare.earlier import (
     draw_removed,
     open_earlier,
 )
+from msa_lite.pipeline.prepare.lengths import fit_rows
 from msa_lite.pipeline.prepare.models import (
     check_readings,
     find_models,
@@ -40,7 +41,6 @@ from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
     Questions,
     WhenToChoose,
-    divide_retain,
     limits_of_evidence,
     load_data,
     load_questions,
@@ -261,19 +261,16 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     notes += limits_of_evidence(recipe, all_rows, scope.sample)
     places = (scope.folder, recipe.folder)
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
-    all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
-    learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
+    prompter = replace(prompter, window=read_window(sources.values()))
+    fitted = fit_rows(recipe, data, all_rows, prompter, scope.sample)
+    learnt, examples = fitted.learnt, fitted.examples
+    notes += fitted.notes
     check_rows(earlier, learnt["forget"])
-    sample: Sequence[Row] = ()
-    if recipe.retain:
-        whole, sample, all_rows["retain"] = divide_retain(recipe, all_rows)
-        learnt["retain"] = sample if scope.sample else whole
     check_readings(sources, tokenizer, learnt["forget"])
-    questions = load_questions(recipe, all_rows, scope.choice, prompter)
+    questions = load_questions(recipe, fitted.rows, scope.choice, prompter)
     notes += terms_left_out(recipe) if questions.validation else []
-    place = recipe.filter_place
-    encoded = learnt | ({place: all_rows[place]} if place and place not in learnt else {})
-    examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in encoded.items()}
+    for published in (benchmark for benchmark in questions.everything if benchmark.name != OWN):
+        notes += [*published.unasked(), *published.unscored()]
     if removed := draw_removed(recipe, earlier, prompter):
         notes += removed.notes
     _check_ids(sources, examples, [questions.validation, questions.test, removed.questions if removed else None])
@@ -286,7 +283,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
-        retain=sample,
+        retain=fitted.sample,
         earlier=earlier,
         removed=removed,
         prompt_search=search,

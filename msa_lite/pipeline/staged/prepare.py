@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.budget.plan import Plan, StageCost
-from msa_lite.budget.shape import Shape, shape_of_config
+from msa_lite.budget.shape import shape_of_config
 from msa_lite.budget.speed import Machine
 from msa_lite.data import (
     DataSource,
@@ -30,12 +30,12 @@ from msa_lite.data import (
     open_tokenizer,
     stream_texts,
 )
-from msa_lite.errors import DataError, Faults, MismatchError, MsaError
-from msa_lite.evals.engine.models import check_source, count_weights
+from msa_lite.errors import DataError, Faults, MsaError
+from msa_lite.evals.engine.models import check_source, count_weights, read_window
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
-from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.models.loading import model_window
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, is_remote
 from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.models import open_reader
@@ -69,8 +69,8 @@ class Start:
     """The tokenizer of all stages."""
     parameters: int
     """The number of weights."""
-    positions: int | None
-    """The longest row that the model takes, if known."""
+    window: int | None
+    """The most tokens that the model reads; None where nothing limits them."""
     source: Source | None = None
     """The checkpoint, if there is one."""
     config: Any = None
@@ -136,7 +136,7 @@ def prepare_training(recipe: TrainingRecipe) -> TrainingRun:
         elif isinstance(recipe.model, NewModel):  # if the data is at fault, its config can be checked all the same
             start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, sets[0]))
     faults.check()
-    prompter = make_prompter(start.tokenizer, recipe.prompt)
+    prompter = replace(make_prompter(start.tokenizer, recipe.prompt), window=start.window)
     stages = []
     for number, ((name, stage), stage_sets) in enumerate(zip(named_stages(recipe).items(), sets, strict=True)):
         with faults.gathered(f"stages.{number}: "):
@@ -144,11 +144,13 @@ def prepare_training(recipe: TrainingRecipe) -> TrainingRun:
             settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
             check_mode(settings.mode, compute=settings.compute)
             sources = [source for source, _ in stage_sets] or [_kept_source(recipe, stage)]
-            ready = ReadyStage(name, settings, _encode(recipe, stage, stage_sets, prompter), sources)
+            examples, notes = _encode(recipe, stage, stage_sets, prompter)
+            for note in notes:
+                logger.warning("%s: %s", name, note)
+            ready = ReadyStage(name, settings, examples, sources)
             if start.source:
                 check_source(start.source, {token for example in ready.examples for token in example.ids})
             check_learns(name, settings, len(ready.examples))
-            _check_lengths(ready.examples, start.positions)
             stages.append(ready)
     faults.check()
     return TrainingRun(recipe, start, stages)
@@ -181,9 +183,8 @@ def _kept_source(recipe: TrainingRecipe, stage: TrainingStage) -> DataSource:
 
 def _find_start(source: Source) -> Start:
     check_source(source)
-    config = load_checkpoint(source.folder).config
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    return Start(source.pinned(), open_reader(source, source.name), count_weights(source), positions, source)
+    reader, window = open_reader(source, source.name), read_window([source])
+    return Start(source.pinned(), reader, count_weights(source), window, source)
 
 
 def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Start:
@@ -196,8 +197,8 @@ def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Sta
         named, origin = model.model_copy(update={"tokenizer": source.pinned()}), {"revision": source.revision}
     config = make_config(model.config, tokenizer)
     made_of = {"config": model.config, "tokenizer": origin, "seed": recipe.seed}
-    positions = getattr(config, "max_position_embeddings", None)
-    return Start(named.model_dump(), tokenizer, count_parameters(config), positions, config=config, made_of=made_of)
+    window = model_window(config)
+    return Start(named.model_dump(), tokenizer, count_parameters(config), window, config=config, made_of=made_of)
 
 
 def _first_texts(recipe: TrainingRecipe, sets: Sets) -> list[str]:
@@ -214,23 +215,27 @@ def _first_texts(recipe: TrainingRecipe, sets: Sets) -> list[str]:
     return texts
 
 
-def _encode(recipe: TrainingRecipe, stage: TrainingStage, sets: Sets, prompter: Prompter) -> list[Example]:
+def _encode(
+    recipe: TrainingRecipe, stage: TrainingStage, sets: Sets, prompter: Prompter
+) -> tuple[list[Example], list[str]]:
+    """Return the examples of a stage, and a sentence about each data set with rows that are cut."""
     if stage.tokens is None:
-        return [e for source, rows in sets for e in encode(rows, source, prompter, stage.max_length)]
+        faults, parts, cut = Faults(), list[Example](), list[str]()
+        for source, rows in sets:
+            with faults.gathered(f"{source.path}: "):
+                examples, notes = encode(rows, source, prompter, stage.max_length)
+                parts += examples
+                cut += [f"{source.path}: {note}" for note in notes]
+        faults.check()
+        return parts, cut
     path = stage.sets[0].path
-    examples = encode_up_to(_stream(recipe, stage), prompter.tokenizer, stage.max_length, stage.tokens)
+    examples = encode_up_to(_stream(recipe, stage), prompter, stage.max_length, stage.tokens)
     if not examples:
         raise DataError(f"{path}: nothing to learn in {stage.tokens} tokens; ask for more")
     tokens = sum(len(example.ids) for example in examples)
     if tokens < stage.tokens - 1:  # a last one alone is no row
         logger.warning("%s: the recipe asks for %d tokens, the data has %d", path, stage.tokens, tokens)
-    return examples
-
-
-def _check_lengths(examples: list[Example], positions: int | None) -> None:
-    longest = max(len(example.ids) for example in examples)
-    if positions is not None and longest > positions:
-        raise MismatchError(f"its rows have up to {longest} tokens, the model takes {positions}; lower max_length")
+    return examples, []
 
 
 def find_training_facts(recipe: TrainingRecipe) -> Facts:
@@ -243,7 +248,8 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
         with offline_where_unreachable() if is_remote(recipe.model) else nullcontext():
             facts = find_model_facts({MODEL: recipe.model})
     else:
-        facts = Facts({MODEL: _new_shape(recipe.model)}, {})
+        config = _new_config(recipe.model)
+        facts = Facts({MODEL: shape_of_config(config.to_dict(), "the new model")}, {}, window=model_window(config))
     notes = facts.notes
     try:
         tokenizer = _find_tokenizer(recipe)
@@ -251,13 +257,15 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
         notes += [] if facts.missing else [f"no tokenizer: {str(error).splitlines()[0]}"]
     for name, stage in named_stages(recipe).items():
         if stage.tokens is not None:  # they are not read for it
-            count = -(-stage.tokens // stage.max_length)
-            rows[name] = RowFacts(count, min(stage.tokens, stage.max_length), stage.tokens)
+            length = min(stage.max_length, facts.window or stage.max_length)
+            rows[name] = RowFacts(-(-stage.tokens // length), min(stage.tokens, length), stage.tokens)
         elif tokenizer is not None:
             try:
-                prompter = make_prompter(tokenizer, recipe.prompt)
+                prompter = replace(make_prompter(tokenizer, recipe.prompt), window=facts.window)
                 with muted():
-                    rows[name] = RowFacts.of(_encode(recipe, stage, _load_sets(recipe, stage), prompter))
+                    examples, cut = _encode(recipe, stage, _load_sets(recipe, stage), prompter)
+                rows[name] = RowFacts.of(examples)
+                notes += [f"{name}: {note}" for note in cut]
             except (MsaError, ImportError) as error:
                 notes.append(f"{name}: its rows could not be read ({str(error).splitlines()[0]})")
     if tokenizer is None:
@@ -265,15 +273,14 @@ def find_training_facts(recipe: TrainingRecipe) -> Facts:
     return replace(facts, rows=rows)
 
 
-def _new_shape(model: NewModel) -> Shape:
-    """Return the sizes of a model from nothing."""
+def _new_config(model: NewModel) -> Any:
+    """Return the config of a model from nothing, as far as it is known before its tokenizer is trained."""
     from transformers import AutoConfig
 
     own = model.tokenizer
     vocabulary = own.vocabulary if isinstance(own, NewTokenizer) else len(_open(own))
     values = {"vocab_size": vocabulary} | {key: value for key, value in model.config.items() if key != "model_type"}
-    config = AutoConfig.for_model(model.config["model_type"], **values)
-    return shape_of_config(config.to_dict(), "the new model")
+    return AutoConfig.for_model(model.config["model_type"], **values)
 
 
 def _find_tokenizer(recipe: TrainingRecipe) -> Any:

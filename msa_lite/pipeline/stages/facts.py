@@ -9,10 +9,11 @@ from pathlib import Path
 
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.catalogue import OWN
-from msa_lite.data import DataSource, Example, Row, encode, is_remote_data, open_tokenizer
+from msa_lite.data import DataSource, Example, Row, is_remote_data, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path, read_yaml
+from msa_lite.io.models.loading import model_window, open_config
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
@@ -23,6 +24,7 @@ from msa_lite.io.weights.hub import (
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
+from msa_lite.pipeline.prepare.lengths import LEARNT, fit_rows
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set, separate_sets
@@ -32,7 +34,6 @@ from msa_lite.report.run.provenance import RECIPE_FILE
 _QUESTION = 60  # tokens of a question with its answer, where rows cannot be read
 _DEMO_QUESTION = 28  # the same of a demo, beside what all rows begin with: that runs once for a step
 _PUBLISHED = 400  # questions of each of the four sets of a published benchmark, where the recipe sets no limit
-_LEARNT = ("forget", "retain")  # the places of rows that vectors learn
 _PERSON = 6  # rows of a person of the demo
 _AS_LONG = "; they are taken to be as long as max_length allows"
 
@@ -75,9 +76,12 @@ class Facts:
     """Bytes of models that the run first writes out whole, in its folder (`written_out_as`)."""
     questions: Mapping[str, int] = field(default_factory=dict)
     """About how many questions of each set models are scored on; empty where nothing is scored."""
+    window: int | None = None
+    """The smallest window of the models, as far as it is known."""
 
     def rows_of(self, name: str, most: int) -> RowFacts:
         """Return the rows of a fit, of `most` tokens each at most; 0 rows of that length where they are not known."""
+        most = min(most, self.window or most)
         rows = self.rows.get(name, RowFacts(0, most, 0))
         return replace(rows, longest=min(rows.longest, most))
 
@@ -97,8 +101,8 @@ class Facts:
         return rows.tokens / rows.count if rows and rows.count else 0.0
 
 
-def find_facts(recipe: Recipe) -> Facts:
-    """Find models and rows of a recipe. Raise UsageError where no model's sizes are known.
+def find_facts(recipe: Recipe, samples: bool = True) -> Facts:
+    """Find models and rows of a recipe. samples: as of `fit_rows`. Raise UsageError where no model's sizes are known.
 
     A model that is not here yet has the published sizes of its family, or those of the other model; a note says so.
     """
@@ -114,11 +118,11 @@ def find_facts(recipe: Recipe) -> Facts:
         shapes = {**models.shapes, "prior": models.shapes.get("prior", models.shapes["target"])}
         roles = [role for role in WRITTEN_OUT if role in names and not (recipe.folder / role).is_dir()]
         written_out = sum(shapes[role].stored for role in roles if written_out_as(names[role]))
-        sets = _load_rows(recipe, models.notes)
-        examples = _encode_rows(recipe, sets, models.notes)
-    rows = _match_forget(recipe, {name: RowFacts.of(set_examples) for name, set_examples in examples.items()})
-    questions = _count_questions(recipe, {place: len(set_rows) for place, (_, set_rows) in sets.items()})
-    return replace(models, shapes=shapes, rows=rows, written_out=written_out, questions=questions)
+        sources, rows = _load_rows(recipe, models.notes, samples)
+        examples = _encode_rows(recipe, sources, rows, models, samples)
+    facts = {name: RowFacts.of(set_examples) for name, set_examples in examples.items()}
+    questions = _count_questions(recipe, {place: len(set_rows) for place, set_rows in rows.items()})
+    return replace(models, shapes=shapes, rows=facts, written_out=written_out, questions=questions)
 
 
 def find_model_facts(names: Mapping[str, str]) -> Facts:
@@ -149,7 +153,15 @@ def find_model_facts(names: Mapping[str, str]) -> Facts:
     away = "not on this machine yet, or not given by the Hub; its sizes are"
     notes = [f"{', '.join(models)}: {away} {whose}" for whose, models in borrowed.items()]
     download = sum(entry.nbytes for head in far for entry in head.tensors.values())
-    return Facts(shapes, {}, download, notes, tuple(missing), heads)
+    windows = [window for head in heads.values() if (window := _window(head))]
+    return Facts(shapes, {}, download, notes, tuple(missing), heads, window=min(windows, default=None))
+
+
+def _window(head: Checkpoint) -> int | None:
+    """Return the window of a model by its headers; None also where transformers does not know it."""
+    with suppress(MsaError, ImportError):
+        return model_window(open_config(head.folder, head))
+    return None
 
 
 def has_history(recipe: Recipe) -> bool:
@@ -191,8 +203,8 @@ def _loadable(checkpoint: Checkpoint) -> Checkpoint:
     return dequantised(checkpoint)
 
 
-def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, list[Row]]]:
-    """Return source and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
+def _load_rows(recipe: Recipe, notes: list[str], samples: bool) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
+    """Return sources and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
 
     Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`.
     """
@@ -208,30 +220,34 @@ def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, 
     rows, left_out = separate_sets(rows)
     notes += left_out
     if not faults:
-        notes += limits_of_evidence(recipe, rows)
-    return {place: (sources[place], set_rows) for place, set_rows in rows.items()}
+        notes += limits_of_evidence(recipe, rows, samples)
+    return sources, rows
 
 
-SetRows = Mapping[str, tuple[DataSource, list[Row]]]
-
-
-def _encode_rows(recipe: Recipe, sets: SetRows, notes: list[str]) -> dict[str, list[Example]]:
+def _encode_rows(
+    recipe: Recipe,
+    sources: Mapping[str, DataSource],
+    rows: Mapping[str, list[Row]],
+    models: Facts,
+    samples: bool,
+) -> Mapping[str, list[Example]]:
     """Return the rows that vectors learn, and those that a filter leaves as they are, as token ids.
 
-    Return none, with a note, where there is no tokenizer.
+    Add notes of what is cut. Return none, with a note, where there is no tokenizer.
     """
-    if not (learnt := [name for name in sets if name in _LEARNT]):
+    if not (learnt := [name for name in rows if name in LEARNT]):
         return {}
     try:
         place = find_tokenizer(recipe)
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name, to_count=True))
     except (MsaError, ImportError) as error:
         reason, missing = str(error).splitlines()[0], " and ".join(learnt)
-        notes.append(f"{missing} rows could not be read ({reason}){_AS_LONG}")
+        models.notes.append(f"{missing} rows could not be read ({reason}){_AS_LONG}")
         return {}
-    places = [place for place in dict.fromkeys((*learnt, recipe.filter_place)) if place and place in sets]
     with muted():
-        return {place: encode(sets[place][1], sets[place][0], prompter, recipe.vector.max_length) for place in places}
+        fitted = fit_rows(recipe, sources, rows, replace(prompter, window=models.window), samples)
+    models.notes.extend(fitted.notes)
+    return fitted.examples
 
 
 def _count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int]:
@@ -261,7 +277,7 @@ def _demo_facts(recipe: Recipe) -> Facts:
     demo = recipe.demo
     assert demo is not None, "checked"
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape_of_config(demo_config(demo), "the demo's model"))
-    rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in _LEARNT})
+    rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in LEARNT})
     questions = _count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
     return Facts(shapes, rows, notes=["the demo makes its models first"], questions=questions)
 

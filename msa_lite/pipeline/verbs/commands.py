@@ -183,7 +183,7 @@ def dry_run(
     recipe = load_recipe(recipe, overrides)
     verb = find_verb(command, recipe, method, force=force)
     check_run_folder(recipe.folder, "run")
-    facts = _checked_facts(recipe)
+    facts = _checked_facts(recipe, verb.scope)
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
     made = demo_stages(recipe)
     is_early = bool(blockers or made)  # so the inputs cannot be prepared
@@ -201,7 +201,8 @@ def dry_run(
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     states = [*_to_do(blockers), *look_ahead(stages)]
     name = f"baseline {method}" if command == "baseline" else command
-    notes = [*_remarks(context), *facts.notes, *([_LATER] if is_early else [])]
+    known = dict.fromkeys([*facts.notes, *(context.prepared.notes if context.prepared else ())])  # many are in both
+    notes = [*_remarks(context), *known, *([_LATER] if is_early else [])]
     return DryRun(name, verb.scope.folder, states, notes, verb.files)
 
 
@@ -228,7 +229,7 @@ def plan(
         return plan_training(recipe, overrides, machine)
     recipe = load_recipe(recipe, overrides)
     verb = find_verb("run", recipe) if baseline is None else find_verb("baseline", recipe, baseline)
-    facts = _checked_facts(recipe)
+    facts = _checked_facts(recipe, verb.scope)
 
     def build(recipe: Recipe) -> list[Stage]:
         return [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]
@@ -251,10 +252,10 @@ def _gpu_of(size: str | int) -> Device:
     return device
 
 
-def _checked_facts(recipe: Recipe) -> Facts:
+def _checked_facts(recipe: Recipe, scope: Scope) -> Facts:
     """Return models and rows of a recipe. Raise what a run would raise for its earlier requests and its fits."""
     open_earlier(recipe)
-    facts = find_facts(recipe)
+    facts = find_facts(recipe, scope.sample)
     check_fit_ahead(recipe, facts.heads)
     return facts
 
