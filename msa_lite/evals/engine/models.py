@@ -17,7 +17,7 @@ from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves, has_bf16, nf4, split_model
-from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole, model_window, open_config
+from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole, model_window, read_window
 from msa_lite.io.models.streaming import (
     Placement,
     check_ram,
@@ -76,11 +76,9 @@ def check_source(source: Source, ids: Iterable[int] = ()) -> None:
         )
 
 
-def read_window(sources: Iterable[Source]) -> int | None:
-    """Return the smallest window of some models, by their configs (`model_window`); None where they have none."""
-    folders = [checkpoint_folder(source.folder) for source in sources]
-    windows = [model_window(open_config(folder)) for folder in folders]
-    return min((window for window in windows if window), default=None)
+def smallest_window(sources: Iterable[Source]) -> int | None:
+    """Return the smallest window of some models (`read_window`); None where nothing limits them."""
+    return read_window(load_checkpoint(checkpoint_folder(source.folder)) for source in sources)
 
 
 def load_tokenizer(source: Source) -> Any:

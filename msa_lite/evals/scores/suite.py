@@ -23,7 +23,7 @@ from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, near
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer, read_window
+from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer, smallest_window
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
@@ -143,12 +143,12 @@ def evaluate(
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
         rows = _load_sets(questions.sets, limit, seed)
         prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
-        prompter = replace(prompter, window=read_window(models))
+        prompter = replace(prompter, window=smallest_window(models))
         benchmark = load_qa(rows, prompter, questions.max_new_tokens)
     else:
         switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
-        prompter = replace(prompter, window=read_window(models))
+        prompter = replace(prompter, window=smallest_window(models))
         settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
         benchmark = load_benchmark(questions.benchmark, prompter, settings)
     return _score(source, benchmark, yardstick, folder, judge, progress)

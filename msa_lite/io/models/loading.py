@@ -9,7 +9,7 @@ model bare. Both only warn. Here both are errors. Headers and config are checked
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,20 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
         _check_ends(folder / _GENERATION, values.get("eos_token_id"))
     _check_ends(folder / "config.json", getattr(config, "eos_token_id", None))
     return config
+
+
+def read_window(checkpoints: Iterable[Checkpoint]) -> int | None:
+    """Return the smallest window of some models, by their configs, without torch; None where nothing limits them.
+
+    A config that transformers cannot read counts for nothing here: `open_config` refuses it.
+    """
+    windows = []
+    for checkpoint in checkpoints:
+        with suppress(Exception):  # without transformers, too; the errors of its own checks have no base of their own
+            from transformers import AutoConfig
+
+            windows.append(model_window(AutoConfig.for_model(**checkpoint.config)))
+    return min((window for window in windows if window), default=None)
 
 
 def model_window(config: Any) -> int | None:

@@ -13,7 +13,7 @@ from msa_lite.catalogue import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
-from msa_lite.evals.engine.models import check_source, read_window
+from msa_lite.evals.engine.models import check_source, smallest_window
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
 from msa_lite.io.console.progress import Progress, silent
@@ -261,7 +261,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     notes += limits_of_evidence(recipe, all_rows, scope.sample)
     places = (scope.folder, recipe.folder)
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
-    prompter = replace(prompter, window=read_window(sources.values()))
+    prompter = replace(prompter, window=smallest_window(sources.values()))
     fitted = fit_rows(recipe, data, all_rows, prompter, scope.sample)
     learnt, examples = fitted.learnt, fitted.examples
     notes += fitted.notes

@@ -31,7 +31,7 @@ from msa_lite.data import (
     stream_texts,
 )
 from msa_lite.errors import DataError, Faults, MsaError
-from msa_lite.evals.engine.models import check_source, count_weights, read_window
+from msa_lite.evals.engine.models import check_source, count_weights, smallest_window
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
@@ -183,7 +183,7 @@ def _kept_source(recipe: TrainingRecipe, stage: TrainingStage) -> DataSource:
 
 def _find_start(source: Source) -> Start:
     check_source(source)
-    reader, window = open_reader(source, source.name), read_window([source])
+    reader, window = open_reader(source, source.name), smallest_window([source])
     return Start(source.pinned(), reader, count_weights(source), window, source)
 
 

@@ -13,7 +13,7 @@ from msa_lite.data import DataSource, Example, Row, is_remote_data, open_tokeniz
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path, read_yaml
-from msa_lite.io.models.loading import model_window, open_config
+from msa_lite.io.models.loading import read_window
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
@@ -153,15 +153,7 @@ def find_model_facts(names: Mapping[str, str]) -> Facts:
     away = "not on this machine yet, or not given by the Hub; its sizes are"
     notes = [f"{', '.join(models)}: {away} {whose}" for whose, models in borrowed.items()]
     download = sum(entry.nbytes for head in far for entry in head.tensors.values())
-    windows = [window for head in heads.values() if (window := _window(head))]
-    return Facts(shapes, {}, download, notes, tuple(missing), heads, window=min(windows, default=None))
-
-
-def _window(head: Checkpoint) -> int | None:
-    """Return the window of a model by its headers; None also where transformers does not know it."""
-    with suppress(MsaError, ImportError):
-        return model_window(open_config(head.folder, head))
-    return None
+    return Facts(shapes, {}, download, notes, tuple(missing), heads, window=read_window(heads.values()))
 
 
 def has_history(recipe: Recipe) -> bool:
