@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
-from msa_lite.io.models.loading import check_loads, load_whole, model_window, read_tokenizer
+from msa_lite.io.models.loading import check_loads, load_whole, model_window, read_tokenizer, read_window
+from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge
 from msa_lite.pipeline.stages.facts import find_headers
@@ -411,7 +413,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], int | None, bool]] = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_the_window_is_what_transformers_runs_or_the_model_was_made_for(name: str) -> None:
+def test_the_window_is_what_transformers_runs_or_the_model_was_made_for(name: str, make_checkpoint: Make) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -421,7 +423,9 @@ def test_the_window_is_what_transformers_runs_or_the_model_was_made_for(name: st
     config = small_config(known, **table, **changes)
     if family == "gemma3":
         config.text_config.max_position_embeddings = 16
+    written = json.loads(config.to_json_string())
     assert model_window(config) == window
+    assert read_window([replace(load_checkpoint(make_checkpoint("llama")), config=written)]) == window
     model = AutoModelForCausalLM.from_config(config).eval()
 
     def runs(length: int) -> bool:

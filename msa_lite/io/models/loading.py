@@ -36,6 +36,7 @@ _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 _MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "context_length")
 # Their tables of positions begin behind the number of the padding token.
 _AFTER_PADDING = {
     "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
@@ -83,16 +84,21 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
 
 
 def read_window(checkpoints: Iterable[Checkpoint]) -> int | None:
-    """Return the smallest window of some models, by their configs, without torch; None where nothing limits them.
+    """Return the smallest window of some models by their config.json; None where nothing limits them.
 
-    A config that transformers cannot read counts for nothing here: `open_config` refuses it.
+    Without torch, which transformers' configs load, where config.json names it. A config that transformers cannot read
+    counts for nothing here: `open_config` refuses it.
     """
     windows = []
     for checkpoint in checkpoints:
+        text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
         with suppress(Exception):  # without transformers, too; the errors of its own checks have no base of their own
-            from transformers import AutoConfig
+            if sum(name in text for name in _POSITIONS) != 1:  # its class has a default, or two names for one number
+                from transformers import AutoConfig
 
-            windows.append(model_window(AutoConfig.for_model(**checkpoint.config)))
+                windows.append(model_window(AutoConfig.for_model(**checkpoint.config)))
+            else:
+                windows.append(_window(text))
     return min((window for window in windows if window), default=None)
 
 
@@ -108,15 +114,19 @@ def model_window(config: Any) -> int | None:
     Two more numbers are no limits. A sliding window hides old tokens, of rows of any length. A tokenizer's
     `model_max_length` is often that of another model, or of a training, and transformers only warns of longer rows.
     """
-    config = config.get_text_config()
-    named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len", "max_target_positions"))
-    size = next((size for size in named if size and size > 0), None)
-    if size is None or getattr(config, "alibi", False):
+    text = config.get_text_config()
+    return _window(vars(text) | {"model_type": text.model_type})
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    size = next((size for name in _POSITIONS if (size := config.get(name)) and size > 0), None)
+    if size is None or config.get("alibi"):
         return None
-    if config.model_type in _AFTER_PADDING:
-        return int(size - config.pad_token_id - 1)
-    rope = getattr(config, "rope_parameters", None) or {}
-    is_before = rope.get("rope_type") == "yarn" and rope.get("original_max_position_embeddings") == size
+    if config.get("model_type") in _AFTER_PADDING:
+        return int(size - config["pad_token_id"] - 1)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    is_yarn = "yarn" in (rope.get("rope_type"), rope.get("type"))
+    is_before = is_yarn and rope.get("original_max_position_embeddings", size) == size
     return int(size * (rope.get("factor") or 1)) if is_before else int(size)
 
 
