@@ -22,6 +22,7 @@ from msa_lite.data import (
     Row,
     Template,
     encode,
+    encode_qa,
     encode_text,
     kept_head,
     kept_texts,
