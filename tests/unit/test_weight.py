@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_092,
-    "modules": 276,
-    "lines of the tests": 41_430,
-    "words of the docs": 50_636,
+    "lines of the package": 34_238,
+    "modules": 277,
+    "lines of the tests": 41_559,
+    "words of the docs": 50_673,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
