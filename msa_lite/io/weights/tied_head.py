@@ -55,14 +55,12 @@ def ties_head(checkpoint: Checkpoint) -> bool:
     the config decides.
     """
     said, pair = says_tied(checkpoint.config), _stored_pair(checkpoint)
-    if said is not None and not (said and pair):
-        return said
-    if pair is None:
-        return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
-    first, last = pair
-    if first is None or last is None:
-        return True
-    return _same_rows(first, last) if checkpoint.shards else bool(said)
+    if said is False or pair is None:
+        names = checkpoint.tensors
+        return bool(said) or (
+            said is None and not any(n.endswith(("lm_head.weight", "embed_out.weight")) for n in names)
+        )
+    return None in pair or (not _holds_two(checkpoint) if checkpoint.shards else bool(said))
 
 
 def settled(checkpoint: Checkpoint) -> Checkpoint:
@@ -70,13 +68,8 @@ def settled(checkpoint: Checkpoint) -> Checkpoint:
 
     transformers 5 goes by the files then; other programs take the embedding for both if the config ties them.
     """
-    pair = _stored_pair(checkpoint)
-    is_open = says_tied(checkpoint.config) is not False and checkpoint.shards and pair and None not in pair
-    return (
-        replace(checkpoint, config=_untied_config(checkpoint.config))
-        if is_open and not ties_head(checkpoint)
-        else checkpoint
-    )
+    is_wrong = says_tied(checkpoint.config) is not False and _holds_two(checkpoint)
+    return replace(checkpoint, config=_untied_config(checkpoint.config)) if is_wrong else checkpoint
 
 
 def token_names(checkpoint: Checkpoint) -> tuple[str, str] | None:
@@ -111,16 +104,17 @@ def stores_alike(first: Checkpoint, second: Checkpoint) -> bool:
     return [entry is None for entry in pairs[0]] == [entry is None for entry in pairs[1]]
 
 
-def _same_rows(first: TensorEntry, second: TensorEntry) -> bool:
-    """Check whether two matrices hold the same values. A merge asks for the same two again and again."""
-    return first.shape == second.shape and _compare(
-        first, second, *(e.file.stat().st_mtime_ns for e in (first, second))
-    )
+def _holds_two(checkpoint: Checkpoint) -> bool:
+    """Check whether a checkpoint's files hold embedding and head with different values."""
+    first, last = _stored_pair(checkpoint) or (None, None)
+    if not (first and last and checkpoint.shards):
+        return False
+    return not _are_equal(first, last, *(entry.file.stat().st_mtime_ns for entry in (first, last)))
 
 
-@lru_cache(16)
-def _compare(first: TensorEntry, second: TensorEntry, *state: int) -> bool:
-    return holds_rows(second, first, first.matrix_shape[0])
+@lru_cache(16)  # a merge asks for the same two again and again
+def _are_equal(first: TensorEntry, second: TensorEntry, *times: int) -> bool:
+    return first.shape == second.shape and holds_rows(second, first, first.matrix_shape[0])
 
 
 def as_used(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
@@ -139,10 +133,9 @@ def as_used(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 def tie_fault(target: Checkpoint, model: Checkpoint, what: str) -> str | None:
     """Return why a tied target cannot take the whole change of a model in which embedding and head differ, or None."""
-    names, (first, last) = token_names(model), _stored_pair(model) or (None, None)
-    if not (names and first and last and model.shards and ties_head(target)) or _same_rows(first, last):
-        return None
-    return _unclear(names[1], f"in the {what} they are two matrices")
+    if (names := token_names(model)) and _holds_two(model) and ties_head(target):
+        return _unclear(names[1], f"in the {what} they are two matrices")
+    return None
 
 
 def _unclear(name: str, cause: str) -> str:
@@ -172,14 +165,9 @@ def untie_fault(checkpoint: Checkpoint) -> MsaError | None:
 def untied(checkpoint: Checkpoint) -> Checkpoint:
     """Return a tied model with a head of its own: a tensor of the embedding's bytes, behind all others of its file.
 
-    A model that is not tied is returned as it is. Raise as `untie_fault` says.
+    The model must have no `untie_fault`.
     """
-    if not ties_head(checkpoint):
-        return checkpoint
-    names = token_names(checkpoint)
-    if (fault := untie_fault(checkpoint)) or names is None:
-        raise fault or AssertionError
-    config = _untied_config(checkpoint.config)
+    names, config = token_names(checkpoint) or ("", ""), _untied_config(checkpoint.config)
     if names[1] in checkpoint.tensors:
         return replace(checkpoint, config=config)
     head = replace(checkpoint.tensors[names[0]], name=names[1])
@@ -213,16 +201,6 @@ def check_head(checkpoint: Checkpoint) -> None:
 def _names_head(name: str) -> bool:
     """Check whether a tensor is a head's, by its module's name in the families that we know."""
     return is_head(name) or not {"head", "output", "output_layer"}.isdisjoint(name.split("."))
-
-
-def copies_of_embedding(target: Checkpoint) -> tuple[str, list[str]]:
-    """Return the embedding's name, and those of the tensors in which a tied model stores the same matrix again."""
-    name, _ = token_names(target) or ("", "")
-    if not (name and target.shards and ties_head(target)):
-        return "", []
-    first = target.tensors[name]
-    others = [n for n, entry in target.tensors.items() if n != name and entry.shape == first.shape]
-    return name, [other for other in others if _same_rows(first, target.tensors[other])]
 
 
 def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:

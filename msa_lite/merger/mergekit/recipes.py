@@ -197,7 +197,9 @@ def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dty
     if checked.is_untied:
         raise UsageError("the head of the result is a matrix of its own, the target's is not")
     if not all(vector.stores_alike for vector in checked.vectors):
-        raise UsageError("its models do not store the same of embedding and head, and mergekit may leave one out")
+        raise UsageError(
+            "of embedding and head, its models store one or both, and mergekit may leave one out; save all models alike"
+        )
     names = token_names(checked.target) if ties_head(checked.target) else None
     if names and any(vector.is_adapter and names[0] in vector.deltas for vector in checked.vectors):
         raise UsageError(
@@ -208,6 +210,8 @@ def _recipe_text(checked: CheckedMerge, references: Mapping[str, Reference], dty
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     terms = tuple(term.with_vector(references[term.name]) for term in checked.terms)
     notes = []
+    if checked.is_apart:
+        notes.append("Set tie_word_embeddings to false in the result's config.json: its head is a matrix of its own.")
     if dtype == "same" and len({entry.dtype for entry in checked.target.tensors.values() if entry.is_float}) > 1:
         notes.append(f"The target has weights in several dtypes; mergekit writes all in {checked.target.dtype_name}.")
     if checked.precision.is_stochastic:

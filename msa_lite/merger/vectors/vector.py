@@ -17,7 +17,6 @@ from msa_lite.io.weights.quantised import dequantised, describe_forms
 from msa_lite.io.weights.tied_head import (
     as_used,
     check_head,
-    copies_of_embedding,
     fold_head,
     stores_alike,
     tie_fault,
@@ -110,16 +109,12 @@ def own_modules(target: Checkpoint, others: Sequence[Checkpoint]) -> set[str]:
     """Return the target's tensors in modules of which no other checkpoint has anything: a vision tower, a second head.
 
     A further layer of a list that another has, or a further tensor in a module of another, is none: there the models
-    differ. Nor is an embedding or a head, unless it is a copy of a tied embedding.
+    differ. Nor is an embedding or a head, nor anything of an embedding's shape: it may be a head.
     """
     known = {block for other in others for name in other.tensors for block in _blocks(name)}
-    sizes = {entry.shape for entry in token_tensors(target).values() if len(entry.shape) == 2}
-    copies = copies_of_embedding(target)[1]
-    return {
-        name
-        for name, entry in target.tensors.items()
-        if name in copies or not (known & {*_blocks(name)} or has_token_role(name) or entry.shape in sizes)
-    }
+    heads = {entry.shape for entry in token_tensors(target).values() if len(entry.shape) == 2}
+    own = {name for name, entry in target.tensors.items() if not (has_token_role(name) or entry.shape in heads)}
+    return {name for name in own if not known & {*_blocks(name)}}
 
 
 def _blocks(name: str) -> list[str]:
@@ -172,17 +167,7 @@ def _checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint 
     deltas: dict[str, Delta] = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
     rows = {name: [tuned.tensors[name].matrix_shape[0], prior.tensors[name].matrix_shape[0]] for name in both}
     common = _cut(deltas, target, rows)
-    _change_copies(deltas, target)
-    return Vector(
-        folder, deltas, False, True, common, tuple(sorted(kept - deltas.keys())), describe_forms(tuned), is_alike
-    )
-
-
-def _change_copies(deltas: dict[str, Delta], target: Checkpoint) -> None:
-    """Change the copies of a tied target's embedding as the embedding itself, in place."""
-    embedding, copies = copies_of_embedding(target)
-    if embedding in deltas:
-        deltas.update({name: deltas[embedding] for name in copies if name not in deltas})
+    return Vector(folder, deltas, False, True, common, tuple(sorted(kept)), describe_forms(tuned), is_alike)
 
 
 def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -271,7 +256,9 @@ def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
     common = _cut(deltas, target, rows)
-    _change_copies(deltas, target)
+    names = token_names(target)
+    if names and names[0] in deltas and names[1] in target.tensors and ties_head(target):
+        deltas[names[1]] = deltas[names[0]]
     return Vector(adapter.folder, deltas, True, on_prior, common)
 
 
