@@ -148,9 +148,9 @@ def evaluate(
     else:
         switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
-        prompter = replace(prompter, window=smallest_window(models))
         settings = BenchmarkSettings(questions.data, questions.split, limit, seed, switches)
         benchmark = load_benchmark(questions.benchmark, prompter, settings)
+        benchmark = replace(benchmark, prompter=replace(benchmark.prompter, window=smallest_window(models)))
     return _score(source, benchmark, yardstick, folder, judge, progress)
 
 
