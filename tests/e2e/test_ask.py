@@ -16,7 +16,7 @@ from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.scores import records
-from msa_lite.evals.scores.records import ANSWERS_FILE
+from msa_lite.evals.scores.records import ANSWERS_FILE, write_records
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.ask import open_panel
 from tests.e2e.conftest import CallCli, hashes, read_lines, tiny_recipe, write_recipe
@@ -43,6 +43,28 @@ def test_the_models_answer_as_in_their_scores_and_nothing_is_written(place: str,
         assert answers.answers == scored(folder, record["question"])
         assert list(answers.answers) == ["target", "unlearned", "ideal"]
     assert hashes(finished) == before
+
+
+def test_a_question_of_a_scored_row_is_asked_with_its_system_message(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    rows = scored_records(folder, "unlearned")
+    rows[0] |= {"system": "Be a warden.", "earlier": [["Who are you?", "A heron."]]}
+    write_records(folder / "evaluation/unlearned/forget.jsonl", rows)
+    prompts: list[list[int]] = []
+
+    def answer(runner: Any, tokenizer: Any, asked: list[list[int]], *_: Any, **options: Any) -> Any:
+        prompts.extend(asked)
+        return iter([[(0, ["By the weir."])]])
+
+    monkeypatch.setattr("msa_lite.pipeline.verbs.ask.generate", answer)
+    panel = open_panel(folder)
+    for row in rows[:2]:
+        panel.answer("unlearned", row["question"])
+    read = [panel.prompter.tokenizer.decode(ids) for ids in prompts]
+    for text in ("Be a warden.", "Who are you?", "A heron."):
+        assert [text in prompt for prompt in read] == [True, False]
 
 
 def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.catalogue import OWN
 from msa_lite.data import Prompter, Row, decode_answer, encode_start
+from msa_lite.data.messages import ToolUse
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.engine.generate import Decoding, end_tokens, generate
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
+from msa_lite.evals.scores.records import read_records
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.finished.seal import MANIFEST, load_manifest
@@ -100,6 +102,8 @@ class Panel:
     """The models that are not there, each with the reason."""
     prompter: Prompter
     """Renders a question as the run did."""
+    scored: Mapping[str, Row]
+    """The scored rows with a system message, earlier turns or tools, by question: a question of theirs is asked so."""
     continues: bool
     """True for a run over texts alone: what the user writes is continued, without a prompt around it."""
     stays: bool
@@ -132,7 +136,8 @@ class Panel:
         if not question.strip():
             raise UsageError("the question is empty")
         prompter = self.prompter
-        ids = encode_start(prompter.tokenizer, question) if self.continues else prompter.prompt(Row(0, question))
+        row = self.scored.get(question.strip()) or Row(0, question)
+        ids = encode_start(prompter.tokenizer, question) if self.continues else prompter.prompt(row)
         try:  # `progress` may raise once a model is loaded
             runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
@@ -232,7 +237,20 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
     # The merge gives the tokenizer to the unlearned model, if not always to an adapter.
     reader = unlearned if has_tokenizer(unlearned.folder) else find_tokenizer(run.recipe)
     prompter = find_prompter(run.recipe, load_tokenizer(reader))
-    return Panel(run, sources, missing, prompter, not _asks_questions(run.recipe), stays, points, fixed)
+    continues = not _asks_questions(run.recipe)
+    return Panel(run, sources, missing, prompter, _scored_rows(run), continues, stays, points, fixed)
+
+
+def _scored_rows(run: RunFolder) -> dict[str, Row]:
+    """Return the rows of a run's records that are more than a question, by question; the first of each."""
+    rows: dict[str, Row] = {}
+    for path in sorted(run.folder.glob(f"evaluation/{_UNLEARNED}/*.jsonl")):
+        for record in read_records(path):
+            earlier, system, tools = (record.get(key) for key in ("earlier", "system", "tools"))
+            if earlier or system or tools:
+                row = Row(0, record["question"], earlier=tuple(map(tuple, earlier or ())), system=system or "")
+                rows.setdefault(row.question.strip(), replace(row, tools=ToolUse(**tools or {})))
+    return rows
 
 
 def _places(run: RunFolder) -> dict[str, str]:
