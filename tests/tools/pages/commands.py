@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import click
+from markdown.extensions.toc import slugify
 
 from msa_lite.cli import cli
 from tests.tools.pages.tables import code, table
@@ -33,6 +34,8 @@ _SAID = (  # what the head of the page says for all commands
     "RECIPE is a YAML file, or the name of a shipped recipe.",
     "KEY.SUB=VALUE changes one of its keys.",
 )
+Row = tuple[str, str, str]
+"""An option, its meaning and its default."""
 _DEFAULT = re.compile(r"  \[((?:default: |required|x[<>]|[^\]]*<x)[^\]]*)\]$")
 
 
@@ -50,7 +53,8 @@ class _Rows(click.HelpFormatter):
 def commands_page() -> str:
     """Return the page: for each command its purpose, usage, examples and options."""
     codes = table(("exit code", "meaning"), [(str(number), text) for number, text in _CODES.items()])
-    return _HEADER + codes + "\n" + "\n".join(_describe(context) for context in contexts())
+    homes: dict[Row, str] = {}
+    return _HEADER + codes + "\n" + "\n".join(_describe(context, homes) for context in contexts())
 
 
 def contexts() -> Iterator[click.Context]:
@@ -78,7 +82,7 @@ def _paragraphs(command: click.Command) -> list[list[str]]:
     return [[line.strip() if line.strip() else line for line in part.splitlines()] for part in parts]
 
 
-def _describe(context: click.Context) -> str:
+def _describe(context: click.Context, homes: dict[Row, str]) -> str:
     command = context.command
     purpose, *prose = (" ".join(part) for part in _paragraphs(command) if part[0] != "\b")
     usage = command.get_usage(_wide(context)).removeprefix("Usage: ")
@@ -91,7 +95,7 @@ def _describe(context: click.Context) -> str:
     if examples := examples_of(command):
         reason = "<!-- not run: examples -->"
         blocks.append(f"{reason}\n```bash\n" + "\n".join(examples) + "\n```\n")
-    blocks += _options(context)
+    blocks += _options(context, homes)
     return "\n".join(blocks)
 
 
@@ -106,15 +110,25 @@ def _wide(context: click.Context) -> click.Context:
     return context
 
 
-def _options(context: click.Context) -> Iterator[str]:
-    """Yield the table of a command's options, without those that all commands have; nothing where that is all."""
+def _options(context: click.Context, homes: dict[Row, str]) -> Iterator[str]:
+    """Yield a command's options, without those that all commands have; nothing where that is all.
+
+    homes: the commands on the page so far by their options. What stands there in the same words is only named.
+    """
     formatter = _Rows()
     context.command.format_options(context, formatter)
-    lines = []
+    lines, same = list[Row](), dict[str, list[str]]()
     for option, text in formatter.rows:
         if not option.endswith(("--help", "--verbose")) and (option, text) != ("--json", "Print one JSON object."):
             default = _DEFAULT.search(text)
             shown = default[1].removeprefix("default: ") if default else ""
-            lines.append((code(option), _DEFAULT.sub("", text), shown))
+            line = (code(option), _DEFAULT.sub("", text), shown)
+            if line in homes:
+                same.setdefault(homes[line], []).append(line[0])
+            else:
+                lines.append(line)
+    homes.update(dict.fromkeys(lines, context.command_path))
     if lines:
-        yield "**Options**\n\n" + table(("option", "meaning", "default"), lines)
+        yield table(("option", "meaning", "default"), lines)
+    for path, options in same.items():
+        yield f"{', '.join(options)}: as of [{path}](#{slugify(path, '-')}).\n"
