@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_227,
     "modules": 277,
-    "lines of the tests": 41_577,
-    "words of the docs": 50_673,
+    "lines of the tests": 41_587,
+    "words of the docs": 49_920,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
