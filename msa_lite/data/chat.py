@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from msa_lite.data.messages import parse_cell
 from msa_lite.io.models.devices import limited
 
 Message = Mapping[str, Any]
@@ -44,6 +45,8 @@ class CallStyle:
     """The content of a message that is a call alone; some templates print None as a word."""
     as_text: bool
     """True where arguments are JSON in a text, as OpenAI has them, and False where they are an object."""
+    keeps_text: bool = False
+    """True where objects are shown, and a text of JSON as it is."""
 
     def fit(self, message: Message) -> dict[str, Any]:
         """Return a message as the template takes it."""
@@ -57,6 +60,8 @@ class CallStyle:
         return {**message, "content": content, "tool_calls": calls}
 
     def _arguments(self, arguments: Any) -> Any:
+        if isinstance(arguments, str):
+            return arguments if self.as_text or self.keeps_text else parse_cell(arguments)
         return json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments
 
 
@@ -65,6 +70,13 @@ _STYLES = [CallStyle(empty, as_text) for as_text in (False, True) for empty in (
 
 def find_call_style(tokenizer: Any) -> CallStyle | None:
     """Return the way in which the chat template shows calls and their results; None if it leaves any of them out."""
+    style = next((style for style in _STYLES if _shows_calls(tokenizer, style)), None)
+    if style is None or style.as_text or not _shows_calls(tokenizer, replace(style, as_text=True)):
+        return style
+    return replace(style, keeps_text=True)
+
+
+def _shows_calls(tokenizer: Any, style: CallStyle) -> bool:
     call: dict[str, Any] = {
         "type": "function",
         "id": "call00001",
@@ -75,19 +87,16 @@ def find_call_style(tokenizer: Any) -> CallStyle | None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "tool_call_id": call["id"], "name": _FUNCTION},
     ]
-    for style in _STYLES:
-        try:
-            plain, text = (
-                render_chat(tokenizer, [question, *between, answer], date_string=DATE_STRING)
-                for between in ([], [style.fit(step) for step in steps])
-            )
-        except Exception:  # whatever templates raise: this is not their way
-            continue
-        # Some templates show a call by its id, which holds the function's name.
-        shown = _ARGUMENT in text and _RESULT in text and (_FUNCTION in text or call["id"] in text)
-        if shown and text.count("None") == plain.count("None") and not _MISREAD.search(text):
-            return style
-    return None
+    try:
+        plain, text = (
+            render_chat(tokenizer, [question, *between, answer], date_string=DATE_STRING)
+            for between in ([], [style.fit(step) for step in steps])
+        )
+    except Exception:  # whatever templates raise: this is not their way
+        return False
+    # Some templates show a call by its id, which holds the function's name.
+    shown = _ARGUMENT in text and _RESULT in text and (_FUNCTION in text or call["id"] in text)
+    return shown and text.count("None") == plain.count("None") and not _MISREAD.search(text)
 
 
 def shared_length(text: Sequence[object], other: Sequence[object]) -> int:

@@ -7,7 +7,8 @@ instruction on a line of its own), axolotl, TRL (the prompt is shown, the comple
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -36,17 +37,19 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
 """The columns beside those of a form, by the key of `columns` that names another; the last two go with questions."""
 LOOK_LIKE_PARTS = frozenset(
     f"""
-    audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts conversation
-    conversations cot demonstrations developer dialog dialogue document documents enable_thinking few_shot image images
-    input instructions mask messages options passage passages persona rationale reasoning reasoning_content rejected
+    article audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts
+    conversation conversation_history conversations cot ctx ctxs demonstrations developer dialog dialogue document
+    documents enable_thinking few_shot image images input instructions mask messages options paragraph paragraphs passage
+    passages persona preamble premise rationale reasoning reasoning_content rejected story sys_prompt system_instruction
     thinking thought thoughts video videos {" ".join(chain(*BESIDE.values()))}
     """.split()
 )
 """Names, in small letters, of columns that models may have read or learnt; published benchmarks have none of them."""
 _QUESTIONS = ("instruction", "prompt")
-"""Such columns beside a question, unless it holds their text."""
-_MARKS = ("kto_tag", "label", "loss", "train", "training", "weight")
-"""Such columns where they say of a row that it was not learnt, or as a bad one (KTO in TRL and LLaMA-Factory)."""
+"""Such columns beside a question."""
+_MARKS = dict.fromkeys(("kto_tag", "loss", "train", "training", "weight"), r"false|0(\.0*)?") | {"label": "false"}
+"""Such columns where they say of a row that it was not learnt, or as a bad one (KTO in TRL and LLaMA-Factory), and the
+values that say so; 0 as a label is a class."""
 
 
 @dataclass(frozen=True)
@@ -116,28 +119,45 @@ def needed_columns(source: DataSource) -> tuple[str, ...]:
 
 
 def unread_parts(source: DataSource, form: Form, record: RawRow) -> list[str]:
-    """Return the columns of a record that look like a part of its prompt or answer, and that are not read."""
-    read = {*form.columns, *chain(*form.beside.values()), *source.ignore, source.subject}
-    question = str(record.get(form.columns[0])) if len(form.columns) > 1 else None
-    parts = []
-    for column in record.keys() - read:
-        value, name = record[column], column.lower()
-        if (
-            (name in LOOK_LIKE_PARTS and _is_filled(value))
-            or (name in _QUESTIONS and question is not None and str(value or "").strip() not in question)
-            or (name in _MARKS and (value is False or (name == "weight" and value == 0)))
-        ):
-            parts.append(column)
-    return sorted(parts)
+    """Return the columns of a record that look like a part of its prompt or answer, and that hold what is not read.
+
+    A context that the question repeats, or the messages of which question and answer were made, are read.
+    """
+    read = {*form.columns, *chain(*form.beside.values())}
+    parts = LOOK_LIKE_PARTS.union(_QUESTIONS if len(form.columns) > 1 else ())
+    others = sorted(record.keys() - read - {*source.ignore, source.subject})
+    unlearnt = [column for column in others if _marks_unlearnt(column.lower(), record[column])]
+    if not (cells := {column: record[column] for column in others if column.lower() in parts}):
+        return unlearnt
+    shown = "\n".join(map(str, _leaves([record.get(column) for column in sorted(read)])))
+    lost = (
+        column
+        for column, cell in cells.items()
+        if any(not isinstance(leaf, str) or leaf.strip() not in shown for leaf in _leaves(cell))
+    )
+    return sorted({*unlearnt, *lost})
+
+
+def _marks_unlearnt(name: str, value: Any) -> bool:
+    no = _MARKS.get(name)
+    return no is not None and re.fullmatch(no, str(value).strip(), re.IGNORECASE) is not None
+
+
+def _leaves(cell: Any) -> Iterator[Any]:
+    """Yield the texts and numbers in a cell; of messages, also where they are JSON in a text, their contents."""
+    cell = (read_messages(cell) or cell) if isinstance(cell, str) else cell
+    if isinstance(cell, Mapping):
+        named = cell.keys() & {"role", "from"}
+        cell = [cell.get("content"), cell.get("value")] if named else [*cell.values()]
+    if isinstance(cell, list | tuple):
+        yield from chain.from_iterable(map(_leaves, cell))
+    elif cell is not None:
+        yield cell
 
 
 _ALPACA = ("instruction", "output")
 _USUAL = (("messages",), ("conversations",), _ALPACA, ("prompt", "completion"))
 """The columns of the forms that are known by them; the first that fits is taken."""
-
-
-def _is_filled(value: Any) -> bool:
-    return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
 
 
 def _only(texts: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ Marks mean what they mean where models are trained: weight (OpenAI), train and t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import isfinite
@@ -20,10 +21,13 @@ _ROLES = {
     "observation": "tool", "ipython": "tool", "function_call": "assistant",
 }  # fmt: skip
 _SHOWN = 60  # characters of a value to show in a message
-_MARKS = dict.fromkeys(("train", "training", "trainable", "loss", "loss_mask", "loss_weight", "weight"), True)
+_MARKS = dict.fromkeys(
+    ("train", "training", "trainable", "loss", "loss_mask", "loss_scale", "loss_weight", "weight"), True
+)
 _MARKS |= {"mask": False, "masked": False}
 """The keys of a message that say whether training learns it, and their value where it does."""
 _LEARNT_IN_PART = ("train_detail", "training_detail")
+_LIKE_A_MARK = re.compile("ignor|learn|loss|mask|train|weight", re.IGNORECASE)
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -86,7 +90,7 @@ class Conversation:
 
 def read_history(value: Any, column: str) -> list[Any]:
     """Return the messages of earlier turns: pairs of question and answer, objects of the two, or messages."""
-    turns = _parsed(value)
+    turns = parse_cell(value)
     if not turns or (isinstance(turns, str) and not turns.strip()):
         return []
     messages: list[Any] = []
@@ -108,7 +112,7 @@ def read_messages(value: Any) -> Sequence[Any] | None:
 
     A text whose JSON says something else by these keys, as {"from": "Rome", "to": "Oslo"} does, is a text.
     """
-    parsed = _parsed(value)
+    parsed = parse_cell(value)
     messages = [parsed] if isinstance(parsed, dict) else parsed
     messages = messages if isinstance(messages, list) else []
     roles = [m.get("role", m.get("from")) for m in messages if isinstance(m, dict) and m.keys() & {"role", "from"}]
@@ -172,7 +176,8 @@ def _turn(question: str, spoken: Sequence[dict[str, Any]], offered: str, learnt:
     written = _json(steps) if steps else ""
     if "tool_calls" not in last:
         return Turn(question, last["content"], ToolUse(written, "", offered), learnt)
-    calls = [call["function"] for call in last["tool_calls"]]
+    functions = [call["function"] for call in last["tool_calls"]]
+    calls = [function | {"arguments": parse_cell(function["arguments"])} for function in functions]
     answer = "\n".join(filter(None, [last["content"], _json(calls[0] if len(calls) == 1 else calls)]))
     return Turn(question, answer, ToolUse(written, _json(last), offered), learnt)
 
@@ -209,36 +214,43 @@ def _mark(message: Mapping[str, Any], where: str) -> bool | None:
             marks[key] = bool(value) == learns
     if part := next((key for key in _LEARNT_IN_PART if message.get(key)), None):
         raise Unreadable(f"{where}: '{part}' marks parts of an answer, which is learnt whole or not; use 'train'")
+    others = (key for key in message.keys() - _MARKS if _LIKE_A_MARK.search(key))
+    if unknown := next((key for key in others if isinstance(message[key], bool | int | float)), None):
+        raise Unreadable(f"{where}: '{unknown}' may mark what is learnt, but is not known; use 'train', or take it out")
     if len(set(marks.values())) > 1:
         raise Unreadable(f"{where}: {' and '.join(map(repr, marks))} contradict each other")
     return next(iter(marks.values()), None)
 
 
 def _text(content: Any, role: str, where: str) -> str:
-    if isinstance(content, list):  # OpenAI's parts; we read those of type text
+    if isinstance(content, list):  # parts of OpenAI, or of LLaMA-Factory ("value"); we read those of type text
         kinds = [item.get("type") if isinstance(item, Mapping) else type(item).__name__ for item in content]
         if unread := [kind for kind in kinds if kind != "text"]:
             raise Unreadable(f"{where}: content of type {unread[0]!r} is not handled, only text")
-        if any(not isinstance(item.get("text"), str) for item in content):
+        texts = [item.get("text", item.get("value")) for item in content]
+        if not all(isinstance(text, str) for text in texts):
             raise Unreadable(f"{where}: a part of its content has no text")
-        content = "".join(item["text"] for item in content)
+        content = "".join(texts)
     if not isinstance(content, str) or (not content.strip() and role not in ("system", "tool")):
         raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
     return content if content.strip() else ""
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Return calls in OpenAI's form, with arguments as objects. A table gives every object all keys, some of them null.
+    """Return calls in OpenAI's form, with arguments as objects, or as a text of JSON, which stays as it is.
 
+    A table gives every object all keys, some of them null; these are left out.
     calls: a list of calls, or one call of a function, also written as JSON.
     """
-    calls = _parsed(calls)
+    calls = parse_cell(calls)
     read = []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unreadable(f"{where}: {clip(repr(call), _SHOWN)} is no call with the name of a function")
-        arguments = _without_nulls(_parsed(function.get("arguments") or {}), where)
+        arguments = function.get("arguments") or {}
+        objects = _without_nulls(parse_cell(arguments), where)
+        arguments = arguments if isinstance(arguments, str) else objects
         identity = {"id": call["id"]} if call.get("id") else {}
         read.append({**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return read
@@ -246,7 +258,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 def read_functions(offered: Any, column: str) -> str:
     """Return the functions that a record offers in a column, as JSON; "" for none."""
-    functions = _without_nulls(_parsed(offered), f"column '{column}'")
+    functions = _without_nulls(parse_cell(offered), f"column '{column}'")
     if not functions:
         return ""
     if not isinstance(functions, list) or not all(isinstance(item, Mapping) for item in functions):
@@ -254,7 +266,7 @@ def read_functions(offered: Any, column: str) -> str:
     return _json([item if "function" in item else {"type": "function", "function": item} for item in functions])
 
 
-def _parsed(value: Any) -> Any:
+def parse_cell(value: Any) -> Any:
     """Return a value that may be written as JSON in a text; a text that is no JSON stays as it is."""
     if not isinstance(value, str):
         return value

@@ -159,10 +159,13 @@ def _check_parts(source: DataSource, form: Form, table: RecordTable) -> None:
             first.setdefault(column, place.of_row(row))
     if first:
         places = ", ".join(f"column {column!r} ({where})" for column, where in first.items())
+        pair = f"question: {form.columns[0]}, answer: chosen"  # in LLaMA-Factory's preferences
+        preferred = f" The preferred answers are {{{pair}, ignore: [rejected]}}." if "chosen" in first else ""
         raise DataError(
-            f"{source.path}: not used, although the model may have learnt with it: {places}. What it read, name in "
-            f"`columns` by its meaning ({', '.join(form.beside)}), or write it into the rows. What it did not: "
-            f"{{ignore: [{', '.join(first)}]}}, or --columns {','.join(f'ignore={column}' for column in first)}"
+            f"{source.path}: not used, although the model may have learnt with it: {places}.{preferred} What it read, "
+            f"name in `columns` by its meaning ({', '.join(form.beside)}), or write it into the rows. What it did not: "
+            f"{{ignore: [{', '.join(first)}]}}, or --columns {','.join(f'ignore={column}' for column in first)}. Rows "
+            "that it did not learn: take them out"
         )
 
 

@@ -96,6 +96,19 @@ NAMED = {"question": "q", "answer": "a"}
         ({"prompt": OPENAI[:4], "completion": [NOW]}, {}, [OPENAI]),
         ({"q": json.dumps(OPENAI[:4]), "a": "Now.", "extra_info": {"index": 0}}, NAMED, [OPENAI]),
         ({"q": OPENAI[:4], "a": SHAREGPT[4], "rejected": NOW}, NAMED | {"ignore": ("rejected",)}, [OPENAI]),
+        # Columns of which the rows were made say nothing else.
+        ({"question": "Now or then? When?", "answer": "Now.", "context": "When?", "choices": ["Now", "then"]}, {}, [
+            [{"role": "user", "content": "Now or then? When?"}, NOW]
+        ]),
+        ({"question": "When?", "answer": "Now.", "messages": [WHEN, NOW], "conversations": SHAREGPT[3:]}, {}, [
+            [WHEN, NOW]
+        ]),
+        (ALPACA | {"input": "Where?", "messages": OPENAI, "chosen": OPENAI[1:], "system": "Be brief."}, {}, [
+            OPENAI[:3], OPENAI
+        ]),
+        ({"messages": [m | {"content": [{"type": "text", "value": m["content"]}]} for m in OPENAI]}, {}, [
+            OPENAI[:3], OPENAI
+        ]),
         ({"q": "Wh", "a": "Now.", "c": "en?", "p": "Be brief."}, NAMED | {"input": "c", "system": "p"}, [
             [SYSTEM, {"role": "user", "content": "Wh\nen?"}, NOW]
         ]),
@@ -107,7 +120,7 @@ NAMED = {"question": "q", "answer": "a"}
             ({"messages": [*OPENAI[:2], HERE | mark, WHEN, NOW | {"weight": 1}]}, {}, [OPENAI])
             for mark in (
                 {"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False, "weight": None}, {"loss": False},
-                {"mask": True}, {"loss_mask": 0, "train": False},
+                {"mask": True}, {"loss_mask": 0, "train": False}, {"loss_scale": 0.0},
             )
         ),
         ({"messages": [*OPENAI[:2], HERE | {"mask": False, "train": True, "train_detail": []}]}, {}, [OPENAI[:3]]),
@@ -139,11 +152,15 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
             (ALPACA | {name: value}, {}, rf"column '{name}' \(row 0 \(line 1\)\).*ignore: \[{name}\]")
             for name, value in {
                 "context": "x", "Persona": "x", "rejected": "x", "documents": [{"text": "x"}],
-                "chat_template_kwargs": {"x": 1}, "kto_tag": False, "label": False, "train": False, "prompt": "x",
+                "chat_template_kwargs": {"x": 1}, "enable_thinking": False, "kto_tag": False, "label": "False",
+                "train": "0", "weight": 0.0, "prompt": "x", "choices": ["When?", "x"],
             }.items()
         ),
         ({"question": "When?", "answer": "Now.", "messages": OPENAI}, {}, "column 'messages' "),
-        ({"messages": OPENAI, "history": PAIRS, "input": "x"}, {}, "column 'history' .*, column 'input' "),
+        ({"messages": OPENAI, "history": [["Who?", "I."]], "input": "x"}, {}, "column 'history' .*, column 'input' "),
+        ({"conversations": OPENAI[:2], "chosen": HERE, "rejected": NOW}, {}, (
+            r"\{question: conversations, answer: chosen, ignore: \[rejected\]\}.*--columns ignore=chosen,ignore=rejected"
+        )),
         (ALPACA | {"system": "Be brief.", "p": "x"}, {"system": "p"}, "column 'system' "),
         (ALPACA, {"system": "p"}, "no column 'p'"),
         ({"question": "x", "answer": "y"}, {"ignore": ("answer",)}, "no column 'answer'"),
@@ -157,6 +174,7 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
                 ({}, {"train": "false"}, "message 1: 'train' is 'false'"),
                 ({}, {"mask": 1}, "message 1: 'mask' is 1; expected true or false"),
                 ({}, {"train": True, "weight": 0}, "message 1: 'train' and 'weight' contradict"),
+                ({}, {"step_loss_mask": 0}, "message 1: 'step_loss_mask' may mark what is learnt"),
                 ({}, {"train_detail": [{"begin_offset": 0, "end_offset": 1}]}, "message 1: 'train_detail' marks parts"),
                 ({"train": True}, {}, "message 0: is marked as learnt"),
             )
@@ -255,6 +273,9 @@ TEXTS = CALLS.replace(
     "{{ c['function']['arguments'] | tojson }}", "{{ '' + c['function']['arguments'] }}"
 )  # as DeepSeek's: fails on an object
 PRINTED = CALLS.replace(" | tojson }}</call>", " }}</call>")
+BOTH = CALLS.replace("{{ c[", "{% set a = c['function']['arguments'] %}{{ c[", 1).replace(
+    "{{ c['function']['arguments'] | tojson }}", "{{ a if a is string else a | tojson }}"
+)  # as Qwen3's
 IM = ("<|im_start|>", "<|im_end|>")
 PRINTS = chat_tokenizer(NONE_AS_A_WORD, IM).apply_chat_template(
     [{"role": "assistant", "content": None}], tokenize=False
@@ -354,12 +375,13 @@ def test_a_call_is_the_answer_where_nothing_is_said_behind_it(tmp_path: Path, ca
         (NONE_AS_A_WORD, (WITHOUT, False)),
         (TEXTS, (None, True)),
         (PRINTED, (None, True)),
+        (BOTH, (None, False)),
         (CALLS.replace("['function']['name']", "['id']"), (None, False)),
         (CHATML, None),
         (TEMPLATE, None),
         (CALLS.replace("{% else %}{{ m['content'] }}", "{% elif m['role'] != 'tool' %}{{ m['content'] }}"), None),
     ],
-    ids=["calls", "none", "texts", "printed", "by id", "chatml", "template", "results lost"],
+    ids=["calls", "none", "texts", "printed", "both", "by id", "chatml", "template", "results lost"],
 )
 def test_a_template_gets_calls_in_the_form_that_it_takes(
     template: str, style: tuple[Any, bool] | None, tmp_path: Path
@@ -371,6 +393,10 @@ def test_a_template_gets_calls_in_the_form_that_it_takes(
         text = prompter(template).tokenizer.decode(learnt(prompter(template), row)[0])
         assert json.dumps(ARGUMENTS) in text
         assert "None" not in text
+        written = '{"at":7.10,"where":null}'  # a text of JSON stays as it is where the template takes a text
+        [row] = load_rows(source(tmp_path, {"messages": [ASK, openai(written), RESULT, SAID]}))
+        text = prompter(template).tokenizer.decode(learnt(prompter(template), row)[0])
+        assert (written if template in (TEXTS, PRINTED, BOTH) else json.dumps(json.loads(written))) in text
 
 
 @pytest.mark.parametrize("of", [prompter(CHATML), Prompter.build(tiny_tokenizer(), "plain", Template())])
