@@ -204,7 +204,8 @@ def _split_files(source: DataSource, folder: Path) -> list[str]:
 def _check_ending(source: DataSource, name: str) -> None:
     """Raise UsageError for a file that no reader reads."""
     if ending_of(Path(name)) not in READERS:
-        raise UsageError(f"{source.path}: {name} has an unknown ending; choose from {', '.join(READERS)}")
+        way = "; write what save_to_disk wrote with to_parquet" if name.endswith(".arrow") else ""
+        raise UsageError(f"{source.path}: {name} has an unknown ending; choose from {', '.join(READERS)}{way}")
 
 
 def _place(source: DataSource) -> tuple[str, str]:

@@ -57,18 +57,22 @@ def test_rows_in_two_sets_and_too_few_rows_are_told_by_plan_dry_run_and_run(
     both.write_text((history / "data/retain.jsonl").read_text() + forget)
     recipe["retain"]["data"] = {"path": str(both)}
     recipe["evaluate"]["limit"] = 8
-    words = ("retain: 18 of 54 rows stand in", "few forget rows (8)", "PASS cannot", "kept cannot be shown")
+    told = ("retain: 18 of 54 rows stand in", "few forget rows (8)", "PASS cannot", "kept cannot be shown")
     planned, dry = msa_lite.plan(recipe).notes, dry_run(load_recipe(recipe), command="run").notes
     with caplog.at_level("WARNING", logger="msa_lite"):
         msa_lite.run_vectors(recipe)
     warned = [record.getMessage() for record in caplog.records]
     for lines in (planned, dry, warned):
-        assert [sum(word in line for line in lines) for word in words] == [1, 1, 1, 1], lines
+        assert [sum(word in line for line in lines) for word in told] == [1, 1, 1, 1], lines
     assert len((tmp_path / "run/vectors/retain/rows.jsonl").read_text().splitlines()) == 36
-    both.write_text(forget)
-    for call in (msa_lite.plan, lambda made: dry_run(load_recipe(made), command="run"), msa_lite.run):
-        with pytest.raises(DataError, match="retain: all 18 rows stand in the forget set"):
-            call(recipe)
+    for content, words in (
+        (forget, "retain: all 18 rows stand in the forget set"),
+        (forget.replace('"answer": "', '"answer": null, "x": "', 1), "retain.data: .*\n  row 0 .*'answer': None"),
+    ):
+        both.write_text(content)
+        for call in (msa_lite.plan, lambda made: dry_run(load_recipe(made), command="run"), msa_lite.run):
+            with pytest.raises(DataError, match=words):
+                call(recipe)
 
 
 def test_rows_beyond_the_window_are_told_alike_and_lost_answers_are_refused_by_plan_dry_run_and_run(

@@ -187,6 +187,11 @@ def load_set(data: Data, columns: Columns) -> tuple[DataSource, list[Row]]:
     return source, load_rows(source)
 
 
+def data_place(place: str) -> str:
+    """Return the key of a recipe's data set by its place, for messages."""
+    return place if "." in place else f"{place}.data"
+
+
 def load_data(recipe: Recipe) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return every data set of a run's recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
 
@@ -195,7 +200,7 @@ def load_data(recipe: Recipe) -> tuple[dict[str, DataSource], dict[str, list[Row
     sets = recipe.data_sets
     faults, sources, rows = Faults(), {}, {}
     for place, data in sets.items():
-        with faults.gathered(f"{place if '.' in place else f'{place}.data'}: "):
+        with faults.gathered(f"{data_place(place)}: "):
             sources[place], rows[place] = load_set(data, recipe.columns)
     faults.check()
     return sources, rows

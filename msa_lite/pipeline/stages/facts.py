@@ -10,7 +10,7 @@ from pathlib import Path
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.catalogue import OWN
 from msa_lite.data import DataSource, Example, Row, is_remote_data, open_tokenizer
-from msa_lite.errors import MsaError, UsageError, join_faults
+from msa_lite.errors import DataError, Faults, MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.models.loading import read_window
@@ -27,7 +27,7 @@ from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.lengths import LEARNT, fit_rows
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import limits_of_evidence, load_set, separate_sets
+from msa_lite.pipeline.prepare.questions import data_place, limits_of_evidence, load_set, separate_sets
 from msa_lite.recipe import SETS, Recipe
 from msa_lite.report.run.provenance import RECIPE_FILE
 
@@ -198,20 +198,25 @@ def _loadable(checkpoint: Checkpoint) -> Checkpoint:
 def _load_rows(recipe: Recipe, notes: list[str], samples: bool) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return sources and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
 
-    Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`.
+    Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`, and for
+    data that is there and cannot be used.
     """
-    sources, rows, faults = dict[str, DataSource](), dict[str, list[Row]](), dict[str, list[str]]()
+    sources, rows, absent = dict[str, DataSource](), dict[str, list[Row]](), dict[str, list[str]]()
+    faults = Faults()
     for place, data in recipe.data_sets.items():
         try:
             sources[place], rows[place] = load_set(data, recipe.columns)
+        except DataError as error:
+            faults.append(DataError(f"{data_place(place)}: {error}"))
         except (MsaError, ImportError) as error:
             reason = str(error).splitlines()[0].replace("OfflineModeIsEnabled", "no connection")
-            faults.setdefault(reason, []).append(place)
-    for reason, places in faults.items():
+            absent.setdefault(reason, []).append(place)
+    faults.check()
+    for reason, places in absent.items():
         notes.append(f"{' and '.join(places)} rows could not be read ({reason}){'' if '.' in places[0] else _AS_LONG}")
     rows, left_out = separate_sets(rows)
     notes += left_out
-    if not faults:
+    if not absent:
         notes += limits_of_evidence(recipe, rows, samples)
     return sources, rows
 
