@@ -211,10 +211,10 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
             raise FormatError(f"{name}: config.json: no {keys[0]}, so its memory cannot be predicted")
         return int(value)
 
-    hidden = read("hidden_size", "n_embd", "d_model")
-    heads = read("num_attention_heads", "n_head", "num_heads", default=1)
+    hidden = read("hidden_size", "n_embd", "d_model", "emb_dim")
+    heads = read("num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
     return {
-        "layers": read("num_hidden_layers", "n_layer", "num_layers"),
+        "layers": read("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": read("num_key_value_heads", default=heads),

@@ -84,7 +84,7 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
     examples, thoughts = [], 0
     merged: list[str] = []
     limit = max_length and prompter.room(max_length)
-    for row in shorten(rows, prompter, limit) if limit else rows:
+    for row in shorten(rows, prompter, limit)[0] if limit else rows:
         whole, prompt = prompter.example(row), prompter.prompt(row)
         longer = len(whole.prompt_ids) - len(prompt)
         thoughts += prompter.skips_block and longer < 0
@@ -137,15 +137,20 @@ def _warn_of_ends(rows: Sequence[Row], prompter: Prompter) -> None:
         )
 
 
-def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Row]:
-    """Drop the oldest turns of conversations longer than max_length, or than the window; so the answer is not cut."""
+def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> tuple[list[Row], list[str]]:
+    """Drop the oldest turns of conversations longer than max_length, or than the window; so the answer is not cut.
+
+    Return all rows, and a sentence about those that are shorter now, if there are any.
+    """
     shorter, limit = [], prompter.room(max_length)
     for row in rows:
         short = row
         while short.earlier and len(prompter.full(short)) > limit:
             short = replace(short, earlier=short.earlier[1:])
         shorter.append(short)
-    return shorter
+    cut = [row.index for row, short in zip(rows, shorter, strict=True) if short is not row]
+    reason = f"have more than {limit} tokens: the oldest turns of their conversations are left out"
+    return shorter, [f"{name_rows(cut, len(rows))} {reason}"] if cut else []
 
 
 def name_rows(rows: Iterable[int], whole: int) -> str:
@@ -215,9 +220,10 @@ def encode(
 
     Raise DataError where the cut takes all of an answer, with the numbers of such rows, and where there is no label.
     """
-    limit, notes = prompter.room(max_length), []
+    limit, notes = prompter.room(max_length), list[str]()
     if source.format == "qa":
-        whole = [e for e in encode_qa(shorten(rows, prompter, max_length), prompter) if len(e.prompt_ids) < len(e.ids)]
+        rows, notes = shorten(rows, prompter, max_length)
+        whole = [e for e in encode_qa(rows, prompter) if len(e.prompt_ids) < len(e.ids)]
         long = [e for e in whole if len(e.ids) > limit]
         most = f"the window of {limit} tokens" if limit < max_length else f"max_length={max_length}"
         longest = prompter.room(max((len(e.ids) for e in long), default=0))

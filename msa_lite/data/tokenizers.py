@@ -6,7 +6,7 @@ Texts become ids, and generated ids become texts, by the functions here alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,17 @@ def open_tokenizer(folder: Path, name: str, to_count: bool = False) -> Any:
 
 
 def added_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids that a tokenizer puts before a text, and those that it puts behind it."""
-    plain, whole = (list(tokenizer("a", add_special_tokens=added)["input_ids"]) for added in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
-    return ([], []) if at is None else (whole[:at], whole[at + len(plain) :])
+    """Return the ids that a tokenizer puts before a text, and those that it puts behind it.
+
+    It is tried on the first text that makes ids that are not special: "a", or else a token that the tokenizer has.
+    """
+    special = set(tokenizer.all_special_ids)
+    for text in chain("a", tokenizer.get_vocab()):
+        plain, whole = (list(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (False, True))
+        if plain and special.isdisjoint(plain):
+            at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
+            return ([], []) if at is None else (whole[:at], whole[at + len(plain) :])
+    return [], []
 
 
 def encode_start(tokenizer: Any, text: str) -> list[int]:

@@ -14,7 +14,9 @@ import yaml
 import msa_lite
 from msa_lite import dry_run
 from msa_lite.budget.speed import Device
+from msa_lite.data import DataSource
 from msa_lite.errors import DataError
+from msa_lite.evals.scores.suite import OwnQuestions
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.files import shipped_recipes
 from tests.e2e.conftest import CallCli, sweep_recipe, write_recipe
@@ -110,6 +112,15 @@ def test_rows_beyond_the_window_are_told_alike_and_lost_answers_are_refused_by_p
         with pytest.raises(DataError, match=r"forget: 1 of 3 rows \(2\): the prompt[^$]*holdout: 1 of 2 rows \(0\)"):
             call({**recipe, "output": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
+    turns = [{"role": role, "content": f"{role} {at}"} for at in range(20) for role in ("user", "assistant")]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": turns}))
+    questions = OwnQuestions(DataSource(str(tmp_path / "talk.jsonl")), max_new_tokens=2)
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        msa_lite.evaluate(str(tmp_path / "target"), tmp_path / "scores", questions)
+    records = [json.loads(line) for line in (tmp_path / "scores/forget.jsonl").read_text().splitlines()]
+    assert len(records) == 20
+    assert all(record["probability"] and record["generated"] is not None for record in records)
+    assert "more than 64 tokens: the oldest turns" in caplog.messages[-1]
 
 
 def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any]) -> None:

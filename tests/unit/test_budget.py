@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from torch.profiler import ProfilerActivity, profile
+from transformers import MptConfig
 
 from msa_lite.budget import speed as machine
 from msa_lite.budget.needs import (
@@ -73,6 +74,9 @@ def test_modules_are_chosen_by_name_or_pattern() -> None:
 def test_what_the_config_lacks_is_told() -> None:
     with pytest.raises(FormatError, match="no num_hidden_layers"):
         shape_of_config({"hidden_size": 8, "vocab_size": 10}, "model")
+    mpt = MptConfig(d_model=8, n_layers=2, n_heads=4, vocab_size=10)
+    shape = shape_of_config(mpt.to_dict(), "model")
+    assert (shape.hidden, shape.layers, shape.heads) == (8, 2, 4), "MPT has other words for them"
 
 
 def test_static_bytes_by_hand() -> None:

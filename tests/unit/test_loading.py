@@ -389,12 +389,15 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], int | None, bool]] = {
     "roberta": ("roberta", {}, 13, True),  # its table begins behind the padding token, 2
     **{name: (name, {}, 16, False) for name in ("llama", "mistral", "gpt_neox", "falcon", "gemma3", "jamba")},
     "falcon alibi": ("falcon", {"alibi": True}, None, False),
-    **{name: (name, {}, None, False) for name in ("bloom", "mamba", "recurrent_gemma")},
-    "linear": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear"}}, 16, False),
+    **{name: (name, {}, None, False) for name in ("bloom", "mamba", "recurrent_gemma", "rwkv")},
+    "linear": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear"}}, 64, False),
     "dynamic": ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, 16, False),
     "yarn before": ("llama", {"rope_parameters": {**ROPE, "rope_type": "yarn"}}, 64, False),
     "yarn behind": (
         "llama", {"rope_parameters": {**ROPE, "rope_type": "yarn", "original_max_position_embeddings": 4}}, 16, False,
+    ),
+    "yarn between": (
+        "llama", {"rope_parameters": {**ROPE, "rope_type": "yarn", "original_max_position_embeddings": 12}}, 48, False,
     ),
     "llama3": (
         "llama",
@@ -419,7 +422,11 @@ def test_the_window_is_what_transformers_runs_or_the_model_was_made_for(name: st
 
     family, changes, window, is_hard = WINDOWS[name]
     known = CONFIG_MAPPING[family]()
-    table = {} if family in ("bloom", "mamba", "mpt", "recurrent_gemma", "gemma3") else {"max_position_embeddings": 16}
+    table = (
+        {}
+        if family in ("bloom", "mamba", "mpt", "recurrent_gemma", "rwkv", "gemma3")
+        else {"max_position_embeddings": 16}
+    )
     config = small_config(known, **table, **changes)
     if family == "gemma3":
         config.text_config.max_position_embeddings = 16

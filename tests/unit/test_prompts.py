@@ -127,11 +127,12 @@ def test_of_long_conversations_the_oldest_turns_go_first() -> None:
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(0, "Where?", "Here.", earlier=EARLIER), Row(1, "Where?", "Here.")]
     one_turn = len(prompter.full(Row(0, "Where?", "Here.", earlier=EARLIER[1:])))
-    left = shorten(rows, prompter, one_turn)
+    left, [note] = shorten(rows, prompter, one_turn)
+    assert note.startswith(f"1 of 2 rows (0) have more than {one_turn} tokens")
     assert [row.earlier for row in left] == [EARLIER[1:], ()]
     assert encode_qa(rows, prompter, one_turn) == encode_qa(left, prompter)
-    assert shorten(rows, replace(prompter, window=one_turn), 10_000) == left
-    assert shorten(rows, prompter, 10_000) == rows
+    assert shorten(rows, replace(prompter, window=one_turn), 10_000) == (left, [note])
+    assert shorten(rows, prompter, 10_000) == (rows, [])
     shortest = encode_qa(rows[:1], prompter, len(prompter.full(Row(0, "Where?", "Here."))))
     assert split(prompter, shortest[0])[1] == " Here.</s>"
 

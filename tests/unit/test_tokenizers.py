@@ -19,6 +19,7 @@ from msa_lite.data import (
     Prompter,
     Row,
     Template,
+    added_ids,
     cut_text,
     decode_answer,
     encode_next,
@@ -206,7 +207,7 @@ def test_texts_begin_alike_wherever_they_are_read_and_nothing_ends_them(name: st
     plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     ids = tokenizer.convert_tokens_to_ids(before) + plain
     assert encode_start(tokenizer, text) == ids
-    [chunk] = encode_text([Row(0, text=text)], tokenizer, 500)
+    [chunk] = encode_text([Row(0, text=text)], Prompter(tokenizer, Template(), False), 500)
     [scored] = text_item(tokenizer, 0, text).texts["text"]
     assert (chunk.ids, scored.ids) == (ids, ids)
     first = max(1, len(before))
@@ -220,6 +221,13 @@ def test_texts_begin_alike_wherever_they_are_read_and_nothing_ends_them(name: st
     known = list(tokenizer("Answer:", add_special_tokens=False)["input_ids"])
     whole = tokenizer("Answer: over there", add_special_tokens=False)["input_ids"]
     assert known + encode_next(tokenizer, "over there") == whole
+
+
+@pytest.mark.parametrize("model", [models.BPE({"<s>": 0, "</s>": 1, "C": 2, "G": 3}, []),
+                                   models.WordLevel({"<s>": 0, "</s>": 1, "CG": 2}, unk_token="<s>")])  # fmt: skip
+def test_what_is_added_is_found_by_tokens_that_the_tokenizer_has(model: Any) -> None:
+    bare = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token="<s>")
+    assert added_ids(wrapped(bare, "<s> $A </s>")) == ([0], [1])
 
 
 @pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>"])

@@ -18,6 +18,7 @@ from msa_lite.data import (
     load_rows,
     make_prompter,
     sample_rows,
+    shorten,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
@@ -144,7 +145,7 @@ def evaluate(
         rows = _load_sets(questions.sets, limit, seed)
         prompter = _find_prompter(source, load_tokenizer(source), prompting, rows, seed)
         prompter = replace(prompter, window=smallest_window(models))
-        benchmark = load_qa(rows, prompter, questions.max_new_tokens)
+        benchmark = load_qa(_fit_window(rows, prompter), prompter, questions.max_new_tokens)
     else:
         switches = resolve_compat(questions.compat, questions.benchmark)
         prompter = make_prompter(load_tokenizer(source), prompting, published=True)
@@ -173,6 +174,18 @@ def _check_arguments(questions: Asked, prompt: PromptSettings, judge: JudgeSetti
     if prompt.kind not in PROMPT_KINDS:
         hint = nearest(prompt.kind, PROMPT_KINDS)
         raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")
+
+
+def _fit_window(sets: Mapping[str, Sequence[Row]], prompter: Prompter) -> dict[str, Sequence[Row]]:
+    """Return the rows of each set, conversations without the turns that find no room in the window, and warn of it."""
+    if prompter.window is None:
+        return dict(sets)
+    fitting = dict[str, Sequence[Row]]()
+    for name, rows in sets.items():
+        fitting[name], notes = shorten(rows, prompter, prompter.window)
+        for note in notes:
+            logger.warning("%s: %s", name, note)
+    return fitting
 
 
 def _score(

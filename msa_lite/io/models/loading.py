@@ -36,7 +36,7 @@ _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 _MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "context_length")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 # Their tables of positions begin behind the number of the padding token.
 _AFTER_PADDING = {
     "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
@@ -106,10 +106,10 @@ def model_window(config: Any) -> int | None:
     """Return the most tokens that a model reads, by its config as transformers has it; None where nothing limits them.
 
     - Positions in a table, learnt (GPT-2, OPT) or not (GPT-J), and MPT's biases: a longer row is an error.
-    - Rotary positions: `max_position_embeddings`; times `factor` where yarn names the length before it there, as Qwen
-      2.5 does. A longer row runs, but the model was not made for it, and with `dynamic` and `longrope` it would change
-      the other rows of its batch.
-    - No limit: ALiBi (BLOOM, Falcon) and recurrent models (Mamba).
+    - Rotary positions: `max_position_embeddings`; with yarn and linear scaling at least `factor` times the length
+      before it, which Qwen's and Vicuna's configs name there. A longer row runs, but the model was not made for it,
+      and with `dynamic` and `longrope` it would change the other rows of its batch.
+    - No limit: ALiBi (BLOOM, Falcon) and recurrent models (Mamba, RWKV).
 
     Two more numbers are no limits. A sliding window hides old tokens, of rows of any length. A tokenizer's
     `model_max_length` is often that of another model, or of a training, and transformers only warns of longer rows.
@@ -125,9 +125,9 @@ def _window(config: Mapping[str, Any]) -> int | None:
     if config.get("model_type") in _AFTER_PADDING:
         return int(size - config["pad_token_id"] - 1)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    is_yarn = "yarn" in (rope.get("rope_type"), rope.get("type"))
-    is_before = is_yarn and rope.get("original_max_position_embeddings", size) == size
-    return int(size * (rope.get("factor") or 1)) if is_before else int(size)
+    if not {"yarn", "linear"} & {rope.get("rope_type"), rope.get("type")}:
+        return int(size)
+    return int(max(size, (rope.get("original_max_position_embeddings") or size) * (rope.get("factor") or 1)))
 
 
 def _model_class(config: Any) -> Any:

@@ -337,7 +337,7 @@ def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompt
     for folder, wanted in _draw(hashes, most, recipe.seed).items():
         with _reading(folder, unscored):
             whole = _load(recipes[folder])
-            shorter = shorten(whole, prompter, recipes[folder].vector.max_length)  # as the run itself cut them
+            shorter, _ = shorten(whole, prompter, recipes[folder].vector.max_length)  # as the run itself cut them
             there = {row.sha256: row for row in [*whole, *shorter]}
             found = [there[sha256] for sha256 in wanted if sha256 in there]
             if gone := len(wanted) - len(found):

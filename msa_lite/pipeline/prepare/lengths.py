@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msa_lite.catalogue import OWN
-from msa_lite.data import DataSource, Example, Prompter, Row, encode, name_rows, shorten
+from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.console.progress import muted
@@ -48,11 +48,10 @@ def fit_rows(
     and the numbers of the rows, where nothing is left of an answer to learn, or a question to score has no room.
     """
     most, faults, notes = recipe.vector.max_length, Faults(), list[str]()
-    short = {place: shorten(whole, prompter, most) for place, whole in rows.items()}
+    short = dict[str, list[Row]]()
     for place, whole in rows.items():
-        if cut := [row.index for row, shorter in zip(whole, short[place], strict=True) if shorter is not row]:
-            limit = f"more than {prompter.room(most)} tokens: the oldest turns of their conversations are left out"
-            notes.append(f"{place}: {name_rows(cut, len(whole))} have {limit}")
+        short[place], cuts = shorten(whole, prompter, most)
+        notes += [f"{place}: {cut}" for cut in cuts]
     learnt, sample = {place: short[place] for place in LEARNT if place in short}, list[Row]()
     if learnt.keys() == set(LEARNT):
         whole, sample, short["retain"] = divide_retain(recipe, short)
