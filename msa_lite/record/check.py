@@ -246,7 +246,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed
     _check_chain(findings, record)
     if not findings.faults:
         same = [name for name in record.files if findings.files[name] == "same"]
-        same += [f"{model.name}/ ({len(record.result.files)} files)"] if model.is_dir() else []
+        same += [f"{len(record.result.files)} files of {model.name}/"] if model.is_dir() else []
         compared = f"agrees with {', '.join(same)}" if same else "there is nothing to compare it with"
         findings.statements.insert(0, f"{findings.file}: has its own hash, and {compared}")
     return findings

@@ -18,6 +18,7 @@ from msa_lite.io.weights.matching import match_names
 from msa_lite.merger import merge
 from msa_lite.merger.vectors.vector import load_vector
 from tests.support.merges import Adapter, edit_adapter, write_checkpoint
+from tests.support.models import tiny_config
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj"
@@ -143,7 +144,7 @@ VECTOR = np.ones(3, np.float32)
         (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "stands for the same as"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}), rf"{Q}\.lora_A.* stands for the same as"),
         (
-            lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": VECTOR}),
+            lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": -VECTOR}),
             r"a\.weight: stands for the same as .*a\.modules_to_save\.weight",
         ),
         (
@@ -158,6 +159,41 @@ VECTOR = np.ones(3, np.float32)
 def test_every_tensor_is_accounted_for(make_adapter: Make, tmp_path: Path, change: Any, says: str) -> None:
     with pytest.raises(FormatError, match=says):
         load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", change))
+
+
+def test_values_that_peft_saves_twice_where_the_vocabulary_grew_are_read_once(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import LlamaForCausalLM
+
+    def disturb(model: Any) -> None:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += torch.rand_like(weight) * weight.requires_grad
+
+    places = {name: tmp_path / name for name in ("prior", "grown", "target", "a", "out")}
+    LlamaForCausalLM(tiny_config("llama", vocab_size=20, tie_word_embeddings=False)).save_pretrained(places["prior"])
+    model = LlamaForCausalLM.from_pretrained(places["prior"])
+    model.resize_token_embeddings(24, mean_resizing=False)
+    model.save_pretrained(places["grown"])
+    settings = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    peft = get_peft_model(model, settings)
+    disturb(peft)
+    peft.save_pretrained(places["a"])
+    held = load_file(places["a"] / ADAPTER_FILE)
+    assert {f"{PREFIX}lm_head{part}.weight" for part in ("", ".modules_to_save", ".original_module")} <= held.keys()
+    target = LlamaForCausalLM.from_pretrained(places["grown"])
+    disturb(target)
+    target.save_pretrained(places["target"])
+    merge(places["target"], places["out"], forget=places["a"], prior=places["prior"])
+    old, grown, merged = (LlamaForCausalLM.from_pretrained(places[n]).state_dict() for n in ("target", "grown", "out"))
+    tuned = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(places["grown"]), places["a"])
+    new = tuned.merge_and_unload().state_dict()
+    assert merged.keys() == new.keys()
+    for name, value in merged.items():
+        changed = new[name] - grown[name]
+        changed[20:] *= changed.shape[0] != 24  # of the tokens that were added, the prior has no rows
+        assert torch.allclose(value, old[name] - changed, atol=1e-5), name
 
 
 def test_older_names_with_the_adapters_name_are_read(make_adapter: Make, tmp_path: Path) -> None:

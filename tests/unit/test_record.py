@@ -134,7 +134,7 @@ def test_the_record_of_a_whole_run_holds(run: Path) -> None:
     assert check.faults == []
     assert check.statements == [
         f"{run / RECORD_FILE}: has its own hash, and agrees with recipe.yaml, verdict.json, model/manifest.json, "
-        "model/ (6 files)",
+        "6 files of model/",
     ]
     assert [note.split(":")[1] for note in check.notes] == [" not signed, so nobody vouches for it; to sign it"]
 

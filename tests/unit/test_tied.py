@@ -148,6 +148,25 @@ def test_an_untied_output_in_another_dtype_loads_in_transformers_as_peft_merges_
     assert not torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
 
 
+def test_new_rows_that_peft_saves_once_for_a_tied_matrix_change_both_uses(tmp_path: Path) -> None:
+    tied, target = make_model(tmp_path / "prior"), make_model(tmp_path / "target", 1.0)
+    rows = {f"{E}.token_adapter.trainable_tokens_delta": NEW[[2, 5]]}
+    adapter = make_adapter(tmp_path / "a", FACTORS | rows, trainable_token_indices={"embed_tokens": [2, 5]})
+    changed = np.zeros((ROWS, SIZE))
+    changed[[2, 5]] = (NEW - WEIGHTS[f"{E}.weight"])[[2, 5]]
+    for untie, names in ((False, [E]), (True, [E, H])):
+        merge(target, tmp_path / str(untie), forget=adapter, prior=tied, untie=untie, exact=True)
+        out = read_checkpoint(tmp_path / str(untie))
+        assert [name for name in (E, H) if f"{name}.weight" in out] == names
+        for name in names:
+            assert np.allclose(out[f"{name}.weight"], WEIGHTS[f"{E}.weight"] + 1 - changed, atol=1e-13)
+    prior = make_model(tmp_path / "untied")  # of which PEFT changes the embedding alone
+    save_file(WEIGHTS | {f"{H}.weight": NEW}, prior / "model.safetensors")
+    (prior / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
+    with pytest.raises(MismatchError, match=r"embed_tokens\.weight: .* only one of the two was tuned"):
+        merge(target, tmp_path / "no", forget=adapter, prior=prior)
+
+
 # Mixes of three models, against transformers in float64: what a config says of the head, and what is stored of it.
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError, join_faults
 from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.reading import read_object
+from msa_lite.io.weights.blocks import holds_rows
 from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard, tell_folder
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import Patterns, endings
@@ -47,7 +48,7 @@ _KEYS = {
     "shift": r"(.+)\.lora_B\.bias",
     "magnitude": r"(.+)\.lora_magnitude_vector(?:\.weight)?",
     "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta",
-    "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.(?:weight|bias))",
+    "copy": r"(.+)\.(?:(?:token_adapter\.)?base_layer|original_module)(\.(?:weight|bias))",
     "value": r"(.+?)(?:\.base_layer|\.modules_to_save)?(\.(?:weight|bias))",
 }
 # Older versions of PEFT, and whoever saves a state dict, leave the adapter's name in the keys: lora_A.default.weight.
@@ -186,7 +187,7 @@ def base_name(folder: Path) -> str:
 def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: bool) -> dict[str, dict[str, Any]]:
     """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
-    meanings: dict[tuple[str, ...], str] = {}
+    meanings: dict[tuple[str, ...], TensorEntry] = {}
     faults, empty, tensors = [], [], list(tensors)
     names = adapter_names(entry.name for entry in tensors)
     if len(names) > 1:
@@ -205,8 +206,9 @@ def _sort_tensors(folder: Path, tensors: Iterable[TensorEntry], trains_biases: b
         if kind == "copy" and match[2] == ".bias" and trains_biases:
             kind = "value"
         meaning = ("factor" if kind == "embedding" else kind, *match.groups())
-        if meanings.setdefault(meaning, entry.name) != entry.name:
-            faults.append(f"{entry.name}: stands for the same as {meanings[meaning]}")
+        if (twin := meanings.setdefault(meaning, entry)) is not entry:
+            if kind != "value" or twin.shape != entry.shape or not holds_rows(twin, entry, entry.matrix_shape[0]):
+                faults.append(f"{entry.name}: stands for the same as {twin.name}")  # PEFT saves some values twice
         elif entry.shape == (0,):
             empty.append(entry.name)
         elif not entry.is_float:

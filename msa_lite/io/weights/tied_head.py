@@ -247,10 +247,19 @@ def fold_head(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) ->
     if head in copies and embedding not in copies:
         copies[embedding] = copies.pop(head)
     uses = [name for name in names if any(name in parts[kind] for kind in ("modules", "values"))]
-    uses += [head] if head in parts["tokens"] else []
+    is_apart = prior and has_weights and not ties_head(prior)  # else PEFT saves rows of both uses once
+    uses += [name for name in names if name in parts["tokens"] and (is_apart or name == head)]
     cause = "they were tuned apart" if len(set(uses)) > 1 else "only one of the two was tuned"
     faults = [_unclear(n, cause) for n in (() if is_shared and uses == [embedding] else dict.fromkeys(uses))]
     return replace(adapter, **parts), faults
+
+
+def with_head_rows(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Adapter:
+    """Return an adapter with the rows of tokens that PEFT saved once for the embedding and head of a tied prior."""
+    names, tokens = token_names(target), adapter.tokens
+    if not (names and names[0] in tokens and prior and ties_head(prior)):
+        return adapter
+    return replace(adapter, tokens={names[1]: tokens[names[0]]} | tokens)
 
 
 def _alike(first: Any, second: Any, has_weights: bool) -> bool:

@@ -22,6 +22,7 @@ from msa_lite.io.weights.tied_head import (
     tie_fault,
     ties_head,
     token_names,
+    with_head_rows,
 )
 from msa_lite.io.weights.vocabulary import differ_in_tokens, has_token_role, token_tensors
 from msa_lite.merger.vectors.adapter_names import match_adapter
@@ -191,7 +192,7 @@ def adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | Non
     """Return the vector of an adapter, fitted to the target. Raise as `load_vector`."""
     prior = prior and as_used(prior, target)
     if not ties_head(target):
-        return _matched_vector(match_adapter(adapter, target), target, prior)
+        return _matched_vector(with_head_rows(match_adapter(adapter, target), target, prior), target, prior)
     embedding, head = token_names(target) or ("", "")
     uses = {head: target.tensors[embedding]} if embedding else {}
     folded, faults = fold_head(match_adapter(adapter, target, uses), target, prior)
@@ -263,6 +264,5 @@ def _matched_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
 
 
 def _is_copy(copy: TensorEntry, original: TensorEntry) -> bool:
-    """Check whether `copy` holds the values of `original`, as far as its dtype can."""
-    fits = copy.shape == original.shape and original.is_float
-    return fits and holds_rows(copy, original, copy.matrix_shape[0])
+    """Check whether `copy` holds the values of `original`, as far as its dtype can, in the rows that both have."""
+    return original.is_float and holds_rows(copy, original, min(copy.matrix_shape[0], original.matrix_shape[0]))
