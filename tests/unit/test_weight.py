@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_283,
+    "lines of the package": 34_291,
     "modules": 277,
-    "lines of the tests": 41_645,
-    "words of the docs": 49_961,
+    "lines of the tests": 41_694,
+    "words of the docs": 49_962,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
