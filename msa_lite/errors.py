@@ -119,13 +119,15 @@ def clip(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def shorten(lines: Sequence[str], most: int) -> list[str]:
+    """Return the first lines, at most `most`, and one more that says how many are left out."""
+    return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     """Join faults to one message: a headline and an indented line for each, at most `limit` of them."""
-    faults = list(faults)
-    lines = [headline, *(f"  {clip(fault, _LONGEST)}" for fault in faults[:limit])]
-    if len(faults) > limit:
-        lines.append(f"  … and {len(faults) - limit} more")
-    return "\n".join(lines)
+    lines = (clip(fault, _LONGEST) for fault in shorten(list(faults), limit))
+    return "\n  ".join([headline, *lines])
 
 
 class Faults(list[MsaError]):

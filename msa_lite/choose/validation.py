@@ -13,11 +13,11 @@ from typing import Any
 from msa_lite.choose.rules import LeastExtraction, Rank, Rule, why_broken
 from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, NotFiniteError
-from msa_lite.evals.benchmarks.benchmark import Benchmark, Record
+from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.judge.base import describe_judge
 from msa_lite.evals.scores.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
-from msa_lite.evals.scores.records import read_records, run_items, write_records
+from msa_lite.evals.scores.records import read_records, records_by_set, run_items, write_records
 from msa_lite.evals.verdict.outcome import Standing, stand, yardstick_of_rows
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.run.choice import WHOLE
@@ -157,7 +157,7 @@ class Validation:
     def _standing(self, folder: Path, target_folder: Path) -> Standing | str:
         """Return the place of a candidate beside control and target, by their records of these rows."""
         places = {"target": target_folder, "unlearned": folder, "ideal": self.ideal, "prior": self.prior}
-        models = {name: _read_records(place) for name, place in places.items() if place is not None}
+        models = {name: records_by_set(place) for name, place in places.items() if place is not None}
         return stand(models, yardstick_of_rows(models))
 
     def score_into(
@@ -197,8 +197,3 @@ class Validation:
         """Write a report that says why a model cannot be scored, so that it is not tried again."""
         folder.mkdir(exist_ok=True)
         write_report(Report(self.benchmark.name, self.benchmark.split, {}, {BROKEN: reason}), folder)
-
-
-def _read_records(folder: Path) -> dict[str, list[Record]]:
-    """Return the records of an evaluation by set."""
-    return {path.stem: read_records(path) for path in sorted(folder.glob("*.jsonl"))}

@@ -244,10 +244,7 @@ def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) 
             click.echo(f"not searched: {fault}", err=True)
         return
     result = purge(run, remove=yes)
-    if as_json:
-        print_json(result)
-        return
-    click.echo("\n".join(_lines(result)))
+    show(result, as_json, *_lines(result))
 
 
 def _lines(result: Purge) -> Iterator[str]:

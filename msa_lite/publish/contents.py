@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, join_faults
+from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, join_faults, shorten
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, manifest_text, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
@@ -64,9 +64,6 @@ class PublishOptions:
     """The licence, where the target's card names none."""
 
 
-_PLAIN = PublishOptions()
-
-
 @dataclass(frozen=True)
 class SentFile:
     """One file to send."""
@@ -101,7 +98,7 @@ class Contents:
     """Warnings for the user before sending, one sentence each."""
 
 
-def make_contents(folder: Path, options: PublishOptions = _PLAIN, ask: Callable[[str], bool] = is_public) -> Contents:
+def make_contents(folder: Path, options: PublishOptions, ask: Callable[[str], bool] = is_public) -> Contents:
     """Return what may be sent of a folder: a model or adapter, or a run that has one. Nothing is written or sent.
 
     ask: says whether a repository of the Hub is public, so that the card may name it. Raise UsageError for a folder of
@@ -301,4 +298,4 @@ def _made(name: str, text: str) -> SentFile:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(shorten(names, 5))

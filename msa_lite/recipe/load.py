@@ -163,14 +163,12 @@ def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
     exist there, else from the working folder. Those in a mapping and in overrides start from the working folder. Raise
     RecipeError with one line for each fault, and UsageError for a missing file or a recipe of the other kind.
     """
-    name, values = _read(source, overrides)
-    return _validate(_of_kind(Recipe, name, values), name, values)
+    return _load(Recipe, source, overrides)
 
 
 def load_training(source: RecipeSource, overrides: Iterable[str] = ()) -> TrainingRecipe:
     """Read a recipe of a training in stages, as `load_recipe` reads that of a run."""
-    name, values = _read(source, overrides)
-    return _validate(_of_kind(TrainingRecipe, name, values), name, values)
+    return _load(TrainingRecipe, source, overrides)
 
 
 def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> TableRecipe:
@@ -183,8 +181,7 @@ def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> Tab
         if key not in names:
             raise missing_recipe(str(source), key, names, "table")
         source = f"{TABLES}{key}"
-    name, values = _read(source, overrides)
-    return _validate(_of_kind(TableRecipe, name, values), name, values)
+    return _load(TableRecipe, source, overrides)
 
 
 def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe | TableRecipe:
@@ -252,10 +249,12 @@ def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | ty
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
 
 
-def _of_kind(kind: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
+def _load(kind: type[M], source: RecipeSource | TableSource, overrides: Iterable[str]) -> M:
+    """Read a recipe of one kind. Raise UsageError for one of another kind."""
+    name, values = _read(source, overrides)
     actual = _kind(values)
     if actual in (None, kind):
-        return kind
+        return _validate(kind, name, values)
     kinds = {Recipe: ("an unlearning run", "run"), TableRecipe: ("a table", "table")}
     what, command = kinds.get(actual, ("a training in stages", "train"))
     raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")

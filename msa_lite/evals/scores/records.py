@@ -86,6 +86,11 @@ def read_records(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
+def records_by_set(folder: Path) -> dict[str, list[Record]]:
+    """Return the records of an evaluation by set."""
+    return {path.stem: read_records(path) for path in sorted(folder.glob("*.jsonl"))}
+
+
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Write per-item records, one JSON object a line."""
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
@@ -257,21 +262,19 @@ def _answer(record: Record, all_samples: bool = True) -> str | None:
 COUNT = 10
 
 
-def pick_examples(
-    benchmark: Benchmark, models: Mapping[str, Records], seed: int, count: int = COUNT
-) -> list[SideBySide]:
-    """Return a seeded sample of questions with the answers of target, unlearned model and ideal.
+def pick_examples(benchmark: Benchmark, models: Mapping[str, Records], seed: int) -> list[SideBySide]:
+    """Return a seeded sample of ten questions with the answers of target, unlearned model and ideal.
 
     Half of them are about the forget set; where one set has too few, the other makes up for it. models: records by set,
     by the name of the model. Texts are left out, since nothing is generated from them.
     """
     models = {name: models[name] for name in ("target", "unlearned", "ideal") if name in models}
-    target, half, examples = models["target"], count // 2, []
+    target, half, examples = models["target"], COUNT // 2, []
     places = {
         side: [(name, at) for name, at in benchmark.places(target, side) if _answer(target[name][at]) is not None]
         for side in ("forget", "retain")
     }
-    room = {"forget": max(half, count - len(places["retain"])), "retain": max(half, count - len(places["forget"]))}
+    room = {"forget": max(half, COUNT - len(places["retain"])), "retain": max(half, COUNT - len(places["forget"]))}
     for side in places:
         for name, at in sample_rows(places[side], room[side], seed):
             answers = {model: _answer(sets[name][at], all_samples=False) or "" for model, sets in models.items()}

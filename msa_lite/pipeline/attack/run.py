@@ -23,7 +23,7 @@ from msa_lite.evals.engine.models import model_identity
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, announce, notices, silent
-from msa_lite.io.finished.seal import load_manifest, locked
+from msa_lite.io.finished.seal import locked
 from msa_lite.io.models.heads import has_precision
 from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign, open_attacks
 from msa_lite.pipeline.baseline.settings import baseline_scope
@@ -35,7 +35,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
 from msa_lite.report import REPORT_FILE, Report, write_report
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
-from msa_lite.report.run.provenance import RECIPE_FILE, purge_day, read_run, recorded_baseline
+from msa_lite.report.run.provenance import purge_day, read_run, recorded_baseline
 from msa_lite.report.run.stages import add_stages
 from msa_lite.report.run.story import load_story
 
@@ -97,11 +97,7 @@ def _open(folder: str | Path, attacks: Sequence[str]) -> RunFolder:
         check_attack(name)
     opened = open_run(folder)
     _refuse_purged(opened.folder)
-    if load_manifest(opened.result) is None:
-        raise OutputError(
-            f"{opened.folder}: there is no unlearned model to attack yet; finish the run first (the command is in the "
-            f"first line of {opened.folder / RECIPE_FILE})"
-        )
+    opened.check_result("attack")
     return opened
 
 
@@ -115,7 +111,7 @@ def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str
     load_story(opened.folder)  # the report that comes last reads all of it
     changes = list(overrides)
     if wrong := [change for change in changes if not change.startswith(_CHANGEABLE)]:
-        keys = ", ".join(f"{key.rstrip('.')}" for key in _CHANGEABLE)
+        keys = ", ".join(key.rstrip(".") for key in _CHANGEABLE)
         raise UsageError(f"{', '.join(wrong)}: of a finished run, only {keys} can be given anew")
     recipe = load_recipe(opened.recipe, changes)
     if not has_precision(recipe.vector.compute):  # the run was made on another machine

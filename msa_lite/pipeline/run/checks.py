@@ -26,7 +26,7 @@ from msa_lite.evals.scores.probe import (
     sample_probe,
     suffices,
 )
-from msa_lite.evals.scores.records import read_records
+from msa_lite.evals.scores.records import records_by_set
 from msa_lite.evals.verdict.knowledge import Fault, find_fault, known, weak_sets
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.launch.crew import Crew, stand_alone
@@ -112,7 +112,7 @@ def _check(context: Context, name: str, accept: bool, progress: Progress) -> Non
 
 def _records(run: Run, name: str) -> dict[str, list[Record]]:
     """Return the records of a part by set."""
-    return {path.stem: read_records(path) for path in scores_folder(run, name, "check").glob("*.jsonl")}
+    return records_by_set(scores_folder(run, name, "check"))
 
 
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:

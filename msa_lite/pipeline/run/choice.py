@@ -79,7 +79,7 @@ def chosen_strengths(run: Run) -> Strengths:
 
 def _choose_strengths(run: Run, progress: Progress) -> Choice:
     """Return the best point on the validation rows."""
-    candidates = replace(_candidates(run, *_open_points(run)), helped=partial(_share, run.crew))
+    candidates = replace(_candidates(run), helped=partial(_share, run.crew))
     choice = choose_candidate(run, candidates, "alpha and beta", progress)
     with run.crew.helped(POINTS, {"points": []}):  # no more of them
         return choice
@@ -94,7 +94,7 @@ def _share(crew: Crew, points: Sequence[Values]) -> Iterator[int]:
 
 def points_helper(run: Run) -> Callable[[Sequence[Values]], None]:
     """Return a function that scores this process's share of points; without points, it frees the memory."""
-    ranks, candidates, validation = run.crew.ranks, _candidates(run, *_open_points(run)), validation_of(run)
+    ranks, candidates, validation = run.crew.ranks, _candidates(run), validation_of(run)
 
     def score(points: Sequence[Values]) -> None:
         help_choose(candidates, validation, run.folder / "sweep", points[ranks.rank :: ranks.count])
@@ -144,20 +144,9 @@ def _scored(score: float, met: bool) -> str:
     return f"{score:.4f}" if met else f"conditions not met, short by {-score:.4f}"
 
 
-def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
-    """Return a function that gives the model of a point, or, for None, the target; and one that frees its memory."""
-    target = LoadedTarget.of(run)
-
-    def load(values: Values | None) -> Any:
-        terms = run_terms(run, Strengths.of(values or {}))
-        return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
-
-    return load, target.close
-
-
 def _sweep_inputs(run: Run) -> dict[str, Any]:
     """Return all that decides the choice of α and β, as the sweep's manifest records it."""
-    return _candidates(run, *_open_points(run)).inputs(validation_of(run))
+    return _candidates(run).inputs(validation_of(run))
 
 
 def recorded_points(recipe: Recipe) -> Any:
@@ -174,7 +163,14 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     return StrengthSearch(alphas, betas, tuple(recipe.filters))
 
 
-def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callable[[], None]) -> Candidates:
+def _candidates(run: Run) -> Candidates:
+    """Return the points of a run, each the target in memory with its weights rewritten."""
+    target = LoadedTarget.of(run)
+
+    def load(values: Values | None) -> Any:
+        terms = run_terms(run, Strengths.of(values or {}))
+        return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
+
     vectors: Mapping[str, Path] = {name: run.vector_folder(name) for name in run.recipe.vector_names}
     return Candidates(
         [point.values for point in run.recipe.points],
@@ -186,7 +182,7 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         },
         known=_known(run),
         search=_search(run.recipe),
-        release=release,
+        release=target.close,
         remedies=remedies_of(run),
     )
 

@@ -71,7 +71,6 @@ def filter_stage(
         vector, start = fitted()
         return filter_inputs(fetch(str(vector)), load_moments(moments), strength, start)
 
-    cost = partial(_filter_cost, context.recipe)
     return Stage(
         label,
         "measure",
@@ -79,7 +78,7 @@ def filter_stage(
         make,
         needs=[*needs, MOMENTS_FOLDER],
         inputs=inputs,
-        cost=cost,
+        cost=partial(_filter_cost, context.recipe),
         says=f"the {what} without what the rows to keep use, too",
         holds=CHANGE,
     )
@@ -158,8 +157,6 @@ def _examples(run: Run) -> dict[str, Sequence[Example]]:
 
 def filter_identity(run: Run) -> dict[str, Any]:
     """Return what decides the filtered vectors besides the forget vector and λ, for the manifest of a choice."""
-    return (
-        {MOMENTS_FOLDER: (load_manifest(run.folder / MOMENTS_FOLDER) or {}).get("inputs")}
-        if any(run.recipe.filters)
-        else {}
-    )
+    if not any(run.recipe.filters):
+        return {}
+    return {MOMENTS_FOLDER: (load_manifest(run.folder / MOMENTS_FOLDER) or {}).get("inputs")}

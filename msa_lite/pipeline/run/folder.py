@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from msa_lite.data import hash_ids, rows_identity
-from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError
+from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError, shorten
 from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
 from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
-from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, locked
+from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, load_manifest, locked
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, make_demo
@@ -59,12 +59,11 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
         logger.warning("%s; so the changes since the last run are unknown", error)
         return
     if changes:
-        more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
             "%s: changed since the last run: %s. The run repeats the stages that depend on it. If the weights "
             "change, it replaces %s/ once the new one is verified",
             folder,
-            ", ".join([*changes[:_MOST], *more]),
+            ", ".join(shorten(changes, _MOST)),
             results[0],
         )
 
@@ -336,6 +335,14 @@ class RunFolder:
     def result(self) -> Path:
         """Return the folder of what the run makes: the unlearned model, or an adapter on the target."""
         return self.folder / ("adapter" if self.recipe.merge.form == "adapter" else "model")
+
+    def check_result(self, verb: str) -> None:
+        """Raise OutputError where there is no unlearned model yet. verb: what was to be done with it."""
+        if load_manifest(self.result) is None:
+            raise OutputError(
+                f"{self.folder}: there is no unlearned model to {verb} yet; finish the run first (the command is in "
+                f"the first line of {self.folder / RECIPE_FILE})"
+            )
 
 
 def open_run(folder: str | Path) -> RunFolder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from msa_lite.catalogue import OWN
 from msa_lite.choose.choice import Values
 from msa_lite.data import DataSource, Row
 from msa_lite.data.rows import read_any_rows
-from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError, join_faults
+from msa_lite.errors import MismatchError, MsaError, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Records, find_benchmark
 from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
@@ -48,6 +48,7 @@ from msa_lite.report.page.run_files import PAGE_FILE, run_json, write_page
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.run.rows import RowList, SideBySide
 from msa_lite.report.run.story import Story, formula_of, load_story
+from msa_lite.report.tables.reports import reading
 from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict
 
 REPORT_FILES = (PAGE_FILE, REPORT_FILE)
@@ -120,7 +121,7 @@ def _examples(folder: Path) -> list[SideBySide]:
     target = story.reports.get("target")
     if target is None:
         return []
-    with _reading_records(folder):
+    with reading(folder / "evaluation"):
         models = _scored(story)
         kind, seed = find_benchmark(target.benchmark), story.provenance.seed or 0
         return pick_examples(kind, models, seed) if "target" in models else []
@@ -141,7 +142,7 @@ def forget_rows(folder: Path) -> RowList:
         reason = story.verdict.reason if isinstance(story.verdict, NoVerdict) else "nothing was scored (evaluate: null)"
         again = f"; `msa-lite {folder / RECIPE_FILE}` goes on with the run" if lines else ""
         raise UsageError(f"{folder}: its rows cannot be listed: {'; '.join(lines) or reason}{again}")
-    with _reading_records(folder):
+    with reading(folder / "evaluation"):
         models = _scored(story)
         listed = list_rows(find_benchmark(unlearned.benchmark), models, _known_rows(story))
     if "unlearned" not in models or not listed.rows:
@@ -172,15 +173,6 @@ def _scored(story: Story) -> dict[str, Records]:
     same = target is not None and validation is not None and validation.benchmark == target.benchmark
     both = same and "unlearned" in story.validation
     return dict(scored_records(story.folder, ["_validation", ""] if both else [""]))
-
-
-@contextmanager
-def _reading_records(folder: Path) -> Iterator[None]:
-    """Raise FormatError for records that are not as msa-lite writes them."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{folder / 'evaluation'}: its records are not as msa-lite writes them ({error})") from error
 
 
 def write_record(run: Run, story: Story, chosen: Values, merged: Merged | MergedAdapter) -> Removal:

@@ -17,7 +17,7 @@ from msa_lite.data import sample_rows
 from msa_lite.evals.benchmarks.benchmark import Benchmark, ItemSet, Record
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.scores.records import collect_records, open_answers, read_records
+from msa_lite.evals.scores.records import collect_records, open_answers, records_by_set
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.writing import canonical_json
@@ -257,9 +257,9 @@ def merged_records(folders: Sequence[Path]) -> dict[str, list[Record]]:
     """Return the records by set of several folders together, each row once; later folders count first."""
     sets: dict[str, dict[int, Record]] = {}
     for folder in folders:
-        for path in sorted(folder.glob("*.jsonl")):
-            sets.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
-    return {name: [records[index] for index in sorted(records)] for name, records in sets.items()}
+        for name, records in records_by_set(folder).items():
+            sets.setdefault(name, {}).update({record["index"]: record for record in records})
+    return {name: [indexed[index] for index in sorted(indexed)] for name, indexed in sets.items()}
 
 
 def row_content(fields: Mapping[str, Any]) -> str:

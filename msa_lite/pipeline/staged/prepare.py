@@ -302,9 +302,10 @@ def _open(name: str) -> Any:
 def training_stages(recipe: TrainingRecipe) -> list[Stage]:
     """Return the stages of a training as its recipe tells them: where they stand, and what they cost."""
     start = [] if isinstance(recipe.model, str) else [Stage(START_FOLDER, "make", recipe.folder / START_FOLDER)]
-    fits = []
-    for name, stage in named_stages(recipe).items():
-        fits.append(Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage)))
+    fits = [
+        Stage(name, "fit", recipe.folder / name, cost=partial(_cost, name, stage))
+        for name, stage in named_stages(recipe).items()
+    ]
     return [*start, *fits]
 
 

@@ -120,13 +120,9 @@ def train_stages(
 
 
 def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -> TrainingResult:
-    folder = loaded.folder
-
-    def prepare() -> _Training:
-        return _prepare(loaded, crew, force)
-
     # Written first: the data may be kept in the folder, which has to say whose it is.
-    first = recipe_text("training", _COMMAND, loaded)
+    folder, first = loaded.folder, recipe_text("training", _COMMAND, loaded)
+    prepare = partial(_prepare, loaded, crew, force)
     with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
         agree(crew, lambda: _inputs(training.run))
         return TrainingResult(folder, training.train(progress))

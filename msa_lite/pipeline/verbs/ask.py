@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from msa_lite.catalogue import OWN
 from msa_lite.data import Prompter, Row, decode_answer, encode_start
 from msa_lite.data.messages import ToolUse
-from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
+from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.engine.generate import Decoding, end_tokens, generate
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
@@ -208,13 +208,9 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
     """
     require("train")
     run = open_run(folder)
-    if load_manifest(run.result) is None:
-        if (run.result / MANIFEST).exists():
-            raise MismatchError(f"{run.result}: its {MANIFEST} is damaged; see `msa-lite verify {run.folder}`")
-        raise OutputError(
-            f"{run.folder}: there is no unlearned model to ask yet; finish the run first (the command is in the first "
-            f"line of {run.folder / RECIPE_FILE})"
-        )
+    if load_manifest(run.result) is None and (run.result / MANIFEST).exists():
+        raise MismatchError(f"{run.result}: its {MANIFEST} is damaged; see `msa-lite verify {run.folder}`")
+    run.check_result("ask")
     unlearned = fetch(str(run.result), by_content=False)
     purged = " (the run was purged)" if (run.folder / PURGED_FILE).exists() else ""
     sources: dict[str, Source] = {}

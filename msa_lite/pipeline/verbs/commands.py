@@ -8,7 +8,7 @@ Otherwise, and for a plan (`plan`: what it would take), only headers are read, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -40,7 +40,7 @@ from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.run.msa import msa_stages, sweep_stages
 from msa_lite.pipeline.run.report import END_FILES, check_licence, check_publishing
 from msa_lite.pipeline.run.vectors import check_fits, fit_stages
-from msa_lite.pipeline.staged.prepare import find_training_facts, kept_file, plan_training, training_stages
+from msa_lite.pipeline.staged.prepare import MODEL, find_training_facts, kept_file, plan_training, training_stages
 from msa_lite.pipeline.staged.training import TRAINING_FILES, training_ahead
 from msa_lite.pipeline.stages.facts import Facts, RowFacts, find_facts, find_headers
 from msa_lite.pipeline.stages.stage import (
@@ -125,8 +125,7 @@ def find_verb(
                 settings,
                 _ALL_FILES,
             )
-        checks = [check_fits, _check_attacks, check_evidence, check_licence]
-        return Verb(scope, msa_stages, checks, files=_ALL_FILES)
+        return Verb(scope, msa_stages, _CHECKS, files=_ALL_FILES)
     scope = replace(msa_scope(recipe), force=force)
     if command == "probe":
         if not recipe.has_prior:
@@ -144,8 +143,7 @@ def find_verb(
                 "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
             )
         return Verb(scope, sweep_stages, [check_fits])
-    checks = [check_fits, _check_attacks, check_evidence, check_licence]
-    return Verb(scope, lambda context: msa_stages(context, accept), checks, files=_ALL_FILES, publishes=True)
+    return Verb(scope, lambda context: msa_stages(context, accept), _CHECKS, files=_ALL_FILES, publishes=True)
 
 
 def facts_of_run(run: Run) -> Facts:
@@ -160,6 +158,9 @@ def _check_attacks(run: Run) -> None:
     """Raise what forbids the attacks that a recipe ends its run with, before there is an unlearned model."""
     if run.recipe.attack.attacks:
         open_attacks(run, None)
+
+
+_CHECKS = (check_fits, _check_attacks, check_evidence, check_licence)  # of a run from its fits to its report
 
 
 def dry_run(
@@ -273,15 +274,19 @@ def _to_do(blockers: Iterable[str]) -> list[StageState]:
     return [StageState(blocker, None, "to do") for blocker in blockers]
 
 
+def _to_get(facts: Facts, names: Mapping[str, object]) -> list[str]:
+    """Return the downloads that come first. names: of the models, by role."""
+    download = [f"download {readable(facts.download)} of weights"] if facts.download else []
+    return [*download, *(f"fetch the {role} {names.get(role, '')}".rstrip() for role in facts.missing)]
+
+
 def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
     """Return the steps that must come before the inputs can be checked, such as downloads.
 
     every_checkpoint: look at all checkpoints of the recipe's history, too. The recipe comes back with models that were
     merged before in the place of adapters.
     """
-    blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
-    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
-    blockers += [f"fetch the {role} {names.get(role, '')}".rstrip() for role in facts.missing]
+    blockers = _to_get(facts, {"target": recipe.target, "prior": recipe.prior_checkpoint})
     if every_checkpoint and recipe.history:
         heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
         blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
@@ -298,8 +303,7 @@ def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     """Return what `train` would do."""
     check_run_folder(recipe.folder, "training")
     facts = find_training_facts(recipe)
-    blockers = [f"download {readable(facts.download)} of weights"] if facts.download else []
-    blockers += [f"fetch the {role} {recipe.model}" for role in facts.missing]
+    blockers = _to_get(facts, {MODEL: recipe.model})
     for stage in recipe.stages:
         source, kept = stage.sets[0].source(recipe.columns), kept_file(recipe, stage)
         if stage.tokens is not None and is_remote_data(source) and not kept.is_file():

@@ -110,13 +110,10 @@ def _own_verdict(report: Report) -> tuple[ProbeVerdict, str]:
 
 
 def _figures(report: Report, names: Sequence[str]) -> str:
-    parts = []
-    for name in names:
-        low, high = report.settings["intervals"][name]
-        parts.append(
-            f"{metric_kind(name).label} {report.metrics[name].value:.2f}, 95 % interval {low:.2f} to {high:.2f}"
-        )
-    return "; ".join(parts)
+    ends = {name: "{:.2f} to {:.2f}".format(*report.settings["intervals"][name]) for name in names}
+    return "; ".join(
+        f"{metric_kind(name).label} {report.metrics[name].value:.2f}, 95 % interval {ends[name]}" for name in names
+    )
 
 
 _CONTROLS = ("target", "ideal")

@@ -165,9 +165,7 @@ def load_fits(folder: Path, names: Collection[str] | None = None) -> dict[str, F
     """Load the fits in a run's `vectors/` by name, all or those of these names. Raise FormatError for broken files."""
     places = sorted(path for path in folder.glob("*") if path.is_dir() and path.suffix not in (".partial", ".previous"))
     fits = {}
-    for place in places:
-        if names is not None and place.name not in names:
-            continue
+    for place in (place for place in places if names is None or place.name in names):
         if (manifest := stage_manifest(place)) and "filter" not in manifest:
             with reading(place / MANIFEST):
                 fits[place.name] = _fit(manifest, _curve(place / _LOG))

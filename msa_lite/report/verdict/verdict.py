@@ -261,11 +261,9 @@ def _points(share: float) -> str:
 
 def _recited(forgotten: Forgotten) -> str:
     of = f"of {forgotten.control_rows} by the control" if forgotten.control else "without a control"
-    if forgotten.unit == "facts":
-        wrong = forgotten.recited[forgotten.control or "target"]
-        return f"{forgotten.recited['unlearned']} of {forgotten.rows} answers are still wrong, {wrong} {of}"
-    theirs = forgotten.recited[forgotten.control or "target"]
-    return f"{forgotten.recited['unlearned']} of {forgotten.rows} rows are still recited, {theirs} {of}"
+    ours, theirs = forgotten.recited["unlearned"], forgotten.recited[forgotten.control or "target"]
+    what = "answers are still wrong" if forgotten.unit == "facts" else "rows are still recited"
+    return f"{ours} of {forgotten.rows} {what}, {theirs} {of}"
 
 
 def _share(kept: Kept) -> str:
