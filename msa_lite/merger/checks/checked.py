@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, UsageError, join_faults, nearest
+from msa_lite.errors import FormatError, UsageError, join_faults, nearest, shorten
 from msa_lite.io.weights.checkpoint import (
     INDEX_FILE,
     Checkpoint,
@@ -162,10 +162,10 @@ class CheckedMerge:
                 "config.json says so (tie_word_embeddings: false)"
             )
         if lacking := dict.fromkeys(name for vector in vectors for name in vector.lacking):
-            listed = ", ".join([*lacking][:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
             notes.append(
                 f"{len(lacking)} tensors of the target stay as they are, because the tuned checkpoint or the prior "
-                f"lacks them (transformers drops some, as those of multi-token prediction): {listed}"
+                f"lacks them (transformers drops some, as those of multi-token prediction): "
+                + ", ".join(shorten([*lacking], 3))
             )
         return notes
 
