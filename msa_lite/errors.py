@@ -119,14 +119,14 @@ def clip(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def shorten(lines: Sequence[str], most: int) -> list[str]:
+def at_most(lines: Sequence[str], most: int) -> list[str]:
     """Return the first lines, at most `most`, and one more that says how many are left out."""
     return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     """Join faults to one message: a headline and an indented line for each, at most `limit` of them."""
-    lines = (clip(fault, _LONGEST) for fault in shorten(list(faults), limit))
+    lines = (clip(fault, _LONGEST) for fault in at_most(list(faults), limit))
     return "\n  ".join([headline, *lines])
 
 

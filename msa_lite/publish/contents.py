@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, join_faults, shorten
+from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, at_most, join_faults
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, manifest_text, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
@@ -298,4 +298,4 @@ def _made(name: str, text: str) -> SentFile:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(shorten(names, 5))
+    return ", ".join(at_most(names, 5))

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError, shorten
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, UsageError, at_most
 from msa_lite.io.files.spellings import masked, without_login
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.io.weights.companions import TEMPLATES
@@ -130,7 +130,7 @@ def _check_repository(api: Any, info: Any, private: bool) -> None:
     strange = sorted(_files(info) - _OF_ANYBODY)
     if strange and not any(commit.title.startswith(TITLE) for commit in api.list_repo_commits(info.id)):
         raise OutputError(
-            f"{info.id}: holds files that msa-lite did not put there ({', '.join(shorten(strange, 3))}). Choose a new "
+            f"{info.id}: holds files that msa-lite did not put there ({', '.join(at_most(strange, 3))}). Choose a new "
             "name: a model that was there before would stay in the repository's history"
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from msa_lite.errors import FormatError, MismatchError, join_faults, shorten
+from msa_lite.errors import FormatError, MismatchError, at_most, join_faults
 from msa_lite.io.weights.adapter import WRAPPERS, ZERO_3, Adapter, unwrapped
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
 from msa_lite.io.weights.factors import LowRank
@@ -218,7 +218,7 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
 
     for key, modules in names.items():  # or a regular expression, or "all-linear"
         if lost := [name for name in modules if is_lost(key, unwrapped(name))]:
-            listed = ", ".join(shorten(lost, 10))
+            listed = ", ".join(at_most(lost, 10))
             logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
     if not chosen:
         _warn_of_half(adapter, {weight for weight in ends if not _NUMBER.search(f".{weight}")}, target)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, UsageError, join_faults, nearest, shorten
+from msa_lite.errors import FormatError, UsageError, at_most, join_faults, nearest
 from msa_lite.io.weights.checkpoint import (
     INDEX_FILE,
     Checkpoint,
@@ -165,7 +165,7 @@ class CheckedMerge:
             notes.append(
                 f"{len(lacking)} tensors of the target stay as they are, because the tuned checkpoint or the prior "
                 f"lacks them (transformers drops some, as those of multi-token prediction): "
-                + ", ".join(shorten([*lacking], 3))
+                + ", ".join(at_most([*lacking], 3))
             )
         return notes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from msa_lite.data import hash_ids, rows_identity
-from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError, shorten
+from msa_lite.errors import FormatError, MsaError, OutputError, RecipeError, at_most
 from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices
@@ -63,7 +63,7 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
             "%s: changed since the last run: %s. The run repeats the stages that depend on it. If the weights "
             "change, it replaces %s/ once the new one is verified",
             folder,
-            ", ".join(shorten(changes, _MOST)),
+            ", ".join(at_most(changes, _MOST)),
             results[0],
         )
 

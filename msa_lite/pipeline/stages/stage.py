@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from msa_lite.budget.plan import Plan, Remedy, StageCost, combine_costs, disk_of, gigabytes
 from msa_lite.budget.speed import Device, Machine, this_device
-from msa_lite.errors import ALL_THE_SAME, MismatchError, RecipeError, StageError, shorten, with_retries
+from msa_lite.errors import ALL_THE_SAME, MismatchError, RecipeError, StageError, at_most, with_retries
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
@@ -166,7 +166,7 @@ def _state(stage: Stage, pending: Sequence[str]) -> tuple[State, list[str]]:
     if stage.inputs is None:
         return "anew", ["its inputs are not known yet; kept if they are the same"]
     reasons = why_unfinished(stage.folder, stage.inputs())
-    return ("anew", shorten(reasons, _MOST)) if reasons else ("done", [])
+    return ("anew", at_most(reasons, _MOST)) if reasons else ("done", [])
 
 
 def forecast(stages: Sequence[Stage], facts: Facts, machine: Machine, folder: Path) -> Plan:
