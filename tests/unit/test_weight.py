@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_291,
+    "lines of the package": 34_258,
     "modules": 277,
-    "lines of the tests": 41_694,
+    "lines of the tests": 41_558,
     "words of the docs": 49_962,
     "commands": 24,
     "options": 110,
