@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass
 from math import isfinite
 from typing import Any
 
+from msa_lite.data.records import WrittenNumber
 from msa_lite.errors import FormatError, clip
 from msa_lite.io.files.reading import parse_json
 
@@ -86,6 +87,8 @@ class Conversation:
     """True when the record ends with a question, or with a tool's result, without an answer."""
     reasoning: bool = False
     """True when the assistant's messages have reasoning beside their content."""
+    empty_system: bool = False
+    """True when the system message of the messages has no text."""
 
 
 def read_history(value: Any, column: str) -> list[Any]:
@@ -125,7 +128,8 @@ def read_conversation(messages: Sequence[Any], where: str, functions: str, shown
 
     functions: those that the conversation offers, as JSON. shown: the places of messages that are not learnt.
     """
-    system, question, turns = "", None, []
+    system: str | None = None
+    question, turns = None, []
     spoken: list[dict[str, Any]] = []
     learnt = True
     for place, message in enumerate(messages):
@@ -156,7 +160,7 @@ def read_conversation(messages: Sequence[Any], where: str, functions: str, shown
     if not turns:
         raise Unreadable(f"{where}: no message of the assistant, so there is nothing to learn")
     reasons = any(isinstance(item, Mapping) and any(map(item.get, _REASONING)) for item in messages)
-    return Conversation(turns, system, result or not spoken, reasons)
+    return Conversation(turns, system or "", result or not spoken, reasons, system == "")
 
 
 def _expected(question: str | None, spoken: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -282,7 +286,11 @@ def _json(value: Any) -> str:
 
 
 def _without_nulls(value: Any, where: str) -> Any:
-    """Return a value of JSON without keys that hold null. Raise Unreadable for NaN and Infinity."""
+    """Return a value of JSON without keys that hold null, with numbers as Python reads them, which templates print.
+
+    Raise Unreadable for NaN and Infinity.
+    """
+    value = json.loads(value.text) if isinstance(value, WrittenNumber) else value
     if isinstance(value, float) and not isfinite(value):
         raise Unreadable(f"{where}: {json.dumps(value)} in a tool or its arguments; take it out, or write it as text")
     if isinstance(value, Mapping):

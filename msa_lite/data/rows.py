@@ -181,6 +181,13 @@ def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversati
             source.path,
             count,
         )
+    if count := sum(item.empty_system and not item.system for item in conversations):
+        logger.warning(
+            "%s: %d conversations begin with an empty system message, which is left out; if the model learnt with it, "
+            "set prompt.system to ''",
+            source.path,
+            count,
+        )
     if count := sum(item.reasoning for item in conversations):
         logger.warning(
             "%s: %d conversations have reasoning in a field of its own, which is left out; if the model learnt it, "

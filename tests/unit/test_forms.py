@@ -211,6 +211,12 @@ def test_answers_that_were_not_learnt_are_counted(tmp_path: Path, caplog: pytest
     assert "1 answers were not learnt" in caplog.text
 
 
+def test_an_empty_system_message_is_left_out_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    talk = [{"role": "system", "content": ""}, *OPENAI[1:3]]
+    load_rows(source(tmp_path, {"messages": talk}, {"messages": talk, "system": "Be brief."}))
+    assert "1 conversations begin with an empty system message" in caplog.text
+
+
 def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert load_rows(source(tmp_path, {"messages": OPENAI[:4]})) == TURNS[:1]
     assert "1 conversations end in a question, which is left out" in caplog.text
@@ -423,3 +429,12 @@ def test_reasoning_beside_the_content_is_left_out_with_a_word(tmp_path: Path, ca
     ]
     load_rows(source(tmp_path, *({"messages": talk} for talk in talks)))
     assert "1 conversations have reasoning in a field of its own, which is left out" in caplog.text
+
+
+def test_numbers_of_a_call_are_as_python_prints_them(tmp_path: Path) -> None:
+    written = json.dumps({"messages": [ASK, openai({"x": "NUMBERS"}), RESULT, SAID]})
+    path = tmp_path / "rows.jsonl"
+    path.write_text(written.replace('"NUMBERS"', "[-0, 1.10, 1e3, 12345678901234567890123]"))
+    [row] = load_rows(DataSource(str(path)))
+    shown = prompter().tokenizer.decode(learnt(prompter(), row)[0])
+    assert '{"x": [0, 1.1, 1000.0, 12345678901234567890123]}' in shown
