@@ -39,9 +39,9 @@ LOOK_LIKE_PARTS = frozenset(
     f"""
     article audio audios background chat_history chat_template chat_template_kwargs choices chosen context contexts
     conversation conversation_history conversations cot ctx ctxs demonstrations developer dialog dialogue document
-    documents enable_thinking few_shot image images input instructions mask messages options paragraph paragraphs passage
-    passages persona preamble premise rationale reasoning reasoning_content rejected story sys_prompt system_instruction
-    thinking thought thoughts video videos {" ".join(chain(*BESIDE.values()))}
+    documents enable_thinking few_shot image images input instructions mask messages options paragraph paragraphs
+    passage passages persona preamble premise rationale reasoning reasoning_content rejected story sys_prompt
+    system_instruction thinking thought thoughts video videos {" ".join(chain(*BESIDE.values()))}
     """.split()
 )
 """Names, in small letters, of columns that models may have read or learnt; published benchmarks have none of them."""

@@ -198,8 +198,8 @@ def _loadable(checkpoint: Checkpoint) -> Checkpoint:
 def _load_rows(recipe: Recipe, notes: list[str], samples: bool) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return sources and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
 
-    Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`, and for
-    data that is there and cannot be used.
+    Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`, and
+    for data that is there and cannot be used.
     """
     sources, rows, absent = dict[str, DataSource](), dict[str, list[Row]](), dict[str, list[str]]()
     faults = Faults()
