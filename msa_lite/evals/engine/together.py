@@ -67,11 +67,11 @@ class _Rows:
         )
         self.cache.batch_select_indices(chosen)
 
-    def run(self, runner: Runner, tokens: Any) -> None:
-        """Run the next token of each row."""
+    def run(self, runner: Runner, tokens: Any, alive: Any) -> None:
+        """Run the next token of each row. Rows that are not alive stay at their positions: the window may end there."""
         import torch
 
-        self.positions = self.positions + 1
+        self.positions = self.positions + alive[:, None]
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
         states, self.cache = _forward(runner, tokens[:, None], self.mask, self.positions, self.cache)
         self.states = states[:, -1]
@@ -124,7 +124,7 @@ def decode_together(runner: Runner, batch: PromptBatch, choose: Choose) -> list[
                 keep = alive.nonzero().flatten()
                 rows.take(keep)
                 chosen, alive = chosen[keep], alive[keep]
-            rows.run(runner, chosen)
+            rows.run(runner, chosen, alive)
     return answers
 
 
