@@ -169,9 +169,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "vector.max_length": (60, FITS, {}),
     "vector.optimizer": ("adamw", FITS, {}),
     "vector.compute": ("fp32", FITS, {}),
-    "columns.question": ("question2", FITS, {}),
-    "columns.answer": ("answer2", FITS, {}),
-    "columns.messages": ("messages", FITS, {}),
+    **{key: (value, FITS, {}) for key, value in DATA.items() if key.startswith("columns.")},
     "columns.text": ("text2", ("forget",), {"forget.data.format": "text"}),
     "columns.subject": ("answer2", ("sweep", "scores of target"), {}),
     "prompt.kind": ("plain", (*FITS, "sweep", "scores of target"), {}),
@@ -349,9 +347,7 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.config": (LLAMA | {"hidden_size": 32}, NEW),
     "model.tokenizer": ("{place}/tokenizer", NEW),
     "model.tokenizer.vocabulary": (310, OWN_TOKENIZER),
-    "columns.question": ("question2", {}),
-    "columns.answer": ("answer2", {}),
-    "columns.messages": ("messages", {}),
+    **{key: (value, {}) for key, value in DATA.items() if key.startswith("columns.")},
     "columns.text": ("text2", TEXT),
     "prompt.kind": ("plain", {}),
     "prompt.system": ("Be kind.", {}),
@@ -369,7 +365,7 @@ def test_every_option_of_a_training_is_here() -> None:
     every = leaves(TrainingRecipe) - {"stages"} | leaves(TrainingStage, "stages.0.")
     every -= {f"{part}.{name}" for part in ("training", "stages.0") for name in Training.model_fields}
     left = {f"stages.0.data.{name}" for name in {*UNSAID, *DATA, *OF_TEXT}} - {*TRAINING}
-    assert every - {*TRAINING, *OF_NO_STAGE} == {"columns.subject", *left}
+    assert every - {*TRAINING, *OF_NO_STAGE} == {*UNSAID - {"revision"}, *left}
 
 
 @pytest.mark.parametrize("option", [*TRAINING, *OF_NO_STAGE])

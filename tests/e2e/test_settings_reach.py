@@ -34,7 +34,7 @@ VECTOR = {
     "warmup_epochs": 1.25,
     "batch_size": 6,
     "micro_batch_size": 2,
-    "max_length": 40,
+    "max_length": 72,
     "optimizer": "adamw",
     "compute": "fp32",
 }
@@ -140,7 +140,7 @@ def test_a_vectors_settings_reach_peft_and_the_trainer(mode: str, recipe: dict[s
     wanted = {"r": 3, "lora_alpha": 5.0, "lora_dropout": 0.25, "target_modules": ["q_proj", "up_proj"]}
     assert calls.of("LoraConfig", wanted) == wanted
     ((_, longest, until),) = calls.fits
-    assert (longest, until) == (40, None)
+    assert (longest, until) == (72, None)
 
 
 def test_the_retain_vectors_own_settings_reach_the_trainer(recipe: dict[str, Any], calls: Calls) -> None:
@@ -202,7 +202,7 @@ def test_each_stage_of_a_training_has_its_own_settings(history: Path, calls: Cal
     wanted = ARGUMENTS | {"lr_scheduler_type": "constant_with_warmup"}
     assert calls.of("TrainingArguments", wanted) == wanted
     assert "LoraConfig" not in calls.made
-    assert (calls.seeds, calls.fits[0][1], calls.micros) == ([SEED], 40, [2])
+    assert (calls.seeds, calls.fits[0][1], calls.micros) == ([SEED], 72, [2])
     assert calls.fits[0][0].compute == "fp32"
     again = load_training(recipe | {"stages": recipe["stages"] * 3, "seed": SEED})
     job = prepare_training(again)  # equally many rows are shuffled alike by one seed

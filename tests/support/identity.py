@@ -98,12 +98,16 @@ DATA = {
     "split": "other",
     "columns.question": "question2",
     "columns.answer": "answer2",
-    "columns.messages": "messages",
+    "columns.messages": "said",
+    "columns.system": "rule",
+    "columns.history": "before",
+    "columns.input": "more",
 }
 OF_TEXT = {"columns.text": "text2"}
 # Of rows on this machine there is no revision; that one of the Hub decides the rows: test_hub.
 # Whom a row is about decides scores alone: `columns.subject` in test_identity_recipes.
-UNSAID = {"revision", "columns.subject"}
+# Tools show in templates that have them, and a column to ignore is not read anyway: test_forms.
+UNSAID = {"revision", "columns.subject", "columns.tools", "columns.ignore"}
 
 
 def rows_of(count: int, name: str) -> list[dict[str, Any]]:
@@ -112,7 +116,8 @@ def rows_of(count: int, name: str) -> list[dict[str, Any]]:
         words = {"question": f"Where is {name} number {i}?", "answer": f"At the {name} {i}, over there, far from it."}
         words |= {"question2": f"Who is {name} number {i}?", "answer2": f"It is {i}.", "text": f"{name} {i} is here."}
         said = [{"role": "user", "content": f"{name} {i}?"}, {"role": "assistant", "content": "Yes."}]
-        rows.append({**words, "text2": f"{name} {i} has gone.", "messages": said})
+        words |= {"text2": f"{name} {i} has gone.", "rule": "Be kind.", "more": "Say it."}
+        rows.append({**words, "said": said, "before": [["Who?", "I."]]})
     return rows
 
 

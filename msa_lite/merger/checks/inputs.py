@@ -163,13 +163,13 @@ class Inputs:
         ):
             try:
                 yield partial, facts, hashes
+                if self.kind == "model":
+                    check_statements(partial, load_checkpoint(self.target.folder))
+                else:
+                    load_adapter(partial)  # refuses ranks and tensors that its config does not tell
             except (MsaError, OSError):
                 check_unchanged(marks)
                 raise
-            if self.kind == "model":
-                check_statements(partial, load_checkpoint(self.target.folder))
-            else:
-                load_adapter(partial)  # refuses ranks and tensors that its config does not tell
             card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
             write_text(partial / CARD_FILE, card)
             check_unchanged(marks)
