@@ -45,6 +45,8 @@ LOOK_LIKE_PARTS = frozenset(
     """.split()
 )
 """Names, in small letters, of columns that models may have read or learnt; published benchmarks have none of them."""
+_TEXTS = ("question", "instruction")
+"""Columns whose texts are questions, also where they look like messages in JSON."""
 _QUESTIONS = ("instruction", "prompt")
 """Such columns beside a question."""
 _MARKS = dict.fromkeys(("kto_tag", "loss", "train", "training", "weight"), r"false|0(\.0*)?") | {"label": "false"}
@@ -82,13 +84,14 @@ class Form:
                 raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(value), _SHOWN)}{hint}")
             return (), messages
         question, answer = self.columns
-        prompt, reply = read_messages(record.get(question)), record.get(answer)
+        asked, reply = record.get(question), record.get(answer)
+        prompt = None if isinstance(asked, str) and question in _TEXTS else read_messages(asked)
         reply = read_messages(reply) if prompt or not isinstance(reply, str) else None
         added = [text for column in self.beside["input"] if (text := read_optional_cell(record, column))]
         if prompt is None:
             # As LLaMA-Factory: an input may stand alone.
-            asked = read_optional_cell(record, question) if added else read_cell(record, question)
-            prompt = [{"role": "user", "content": "\n".join(filter(None, [asked, *added]))}]
+            text = read_optional_cell(record, question) if added else read_cell(record, question)
+            prompt = [{"role": "user", "content": "\n".join(filter(None, [text, *added]))}]
         elif added:
             raise Unreadable(f"column '{question}': is a list of messages, so that no other text goes behind it")
         return prompt, reply or [{"role": "assistant", "content": read_cell(record, answer)}]

@@ -22,6 +22,7 @@ _ROLES = {
     "observation": "tool", "ipython": "tool", "function_call": "assistant",
 }  # fmt: skip
 _SHOWN = 60  # characters of a value to show in a message
+_IGNORED = "; if the model did not read it, columns: {{ignore: [{}]}}"
 _MARKS = dict.fromkeys(
     ("train", "training", "trainable", "loss", "loss_mask", "loss_scale", "loss_weight", "weight"), True
 )
@@ -106,6 +107,7 @@ def read_history(value: Any, column: str) -> list[Any]:
         else:
             raise Unreadable(
                 f"column '{column}': expected a list of [question, answer], got {clip(repr(value), _SHOWN)}"
+                f"{_IGNORED.format(column)}"
             )
     return messages
 
@@ -118,7 +120,7 @@ def read_messages(value: Any) -> Sequence[Any] | None:
     parsed = parse_cell(value)
     messages = [parsed] if isinstance(parsed, dict) else parsed
     messages = messages if isinstance(messages, list) else []
-    roles = [m.get("role", m.get("from")) for m in messages if isinstance(m, dict) and m.keys() & {"role", "from"}]
+    roles = [m.get("role") or m.get("from") for m in messages if isinstance(m, dict) and m.keys() & {"role", "from"}]
     roles = [role for role in roles if str(role) in _ROLES] if isinstance(value, str) else roles
     return messages if roles else None
 
@@ -266,7 +268,8 @@ def read_functions(offered: Any, column: str) -> str:
     if not functions:
         return ""
     if not isinstance(functions, list) or not all(isinstance(item, Mapping) for item in functions):
-        raise Unreadable(f"column '{column}': expected a list of functions, got {clip(repr(offered), _SHOWN)}")
+        shown = clip(repr(offered), _SHOWN)
+        raise Unreadable(f"column '{column}': expected a list of functions, got {shown}{_IGNORED.format(column)}")
     return _json([item if "function" in item else {"type": "function", "function": item} for item in functions])
 
 
@@ -288,9 +291,12 @@ def _json(value: Any) -> str:
 def _without_nulls(value: Any, where: str) -> Any:
     """Return a value of JSON without keys that hold null, with numbers as Python reads them, which templates print.
 
-    Raise Unreadable for NaN and Infinity.
+    Raise Unreadable for NaN, Infinity and whole numbers that are too long for Python.
     """
-    value = json.loads(value.text) if isinstance(value, WrittenNumber) else value
+    try:
+        value = json.loads(value.text) if isinstance(value, WrittenNumber) else value
+    except ValueError as error:
+        raise Unreadable(f"{where}: a number of {len(value.text)} digits in a tool; write it as text") from error
     if isinstance(value, float) and not isfinite(value):
         raise Unreadable(f"{where}: {json.dumps(value)} in a tool or its arguments; take it out, or write it as text")
     if isinstance(value, Mapping):

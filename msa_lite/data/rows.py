@@ -25,6 +25,7 @@ from msa_lite.data.forms import (
 from msa_lite.data.messages import NO_TOOLS, Conversation, ToolUse, Unreadable
 from msa_lite.data.sources import RecordTable, load_table, pin_source, stream_table
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import DataSource
@@ -60,6 +61,9 @@ def read_subjects(source: DataSource, table: RecordTable) -> list[str]:
 def _subject(column: str, record: Mapping[str, Any]) -> str:
     return read_optional_cell(record, column).strip()
 
+
+_GUESSED = ("system", "tools", "history")
+"""The keys of `columns` whose usual names LLaMA-Factory and others do not read unless they are named."""
 
 AnyRow = TypeVar("AnyRow")
 
@@ -121,6 +125,7 @@ def parse_rows(source: DataSource, table: RecordTable) -> list[Row]:
         return [Row(i, text=text, about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))]
     _check_parts(source, form, table)
     conversations = _cells(source, table, form.read)
+    _say_what_is_guessed(source, form, table)
     _say_what_is_left_out(source, conversations)
     rows: list[Row] = []
     for item, about in zip(conversations, subjects, strict=True):
@@ -167,6 +172,17 @@ def _check_parts(source: DataSource, form: Form, table: RecordTable) -> None:
             f"{{ignore: [{', '.join(first)}]}}, or --columns {','.join(f'ignore={column}' for column in first)}. Rows "
             "that it did not learn: take them out"
         )
+
+
+def _say_what_is_guessed(source: DataSource, form: Form, table: RecordTable) -> None:
+    """Tell of the columns beside question and answer that are shown by their usual names, not by the recipe's."""
+    guessed = ((key, name) for key in _GUESSED if not getattr(source, key) for name in form.beside.get(key, ()))
+    for key, name in guessed if len(form.columns) > 1 else ():
+        if any(record.get(name) for record in table):
+            notices.info(
+                "%s: column '%s' is read as `%s`; if the model did not read it, columns: {ignore: [%s]}",
+                source.path, name, key, name,
+            )  # fmt: skip
 
 
 def _say_what_is_left_out(source: DataSource, conversations: Sequence[Conversation]) -> None:
@@ -252,7 +268,7 @@ def kept_head(file: Path) -> dict[str, Any] | None:
 
 
 def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
-    read = ("path", "format", "name", "split", "question", "answer", "text")  # those of older files
+    read = ("path", "format", "name", "split", "question", "answer", "text")  # no others, so that files of before go on
     fields = {key: getattr(source, key) for key in read}
     return fields | {"revision": revision}
 

@@ -217,10 +217,14 @@ def _place(source: DataSource) -> tuple[str, str]:
 
 
 def _say_what_is_left_out(source: DataSource, folder: Path, read: Collection[str]) -> None:
-    """Warn of data files beside those of a folder's splits, where no card names the files."""
+    """Warn of data files beside those of a folder's splits, where no card names the files.
+
+    A .txt file, such as a licence, counts only where others are read.
+    """
     if any((folder / card).exists() for card in _CARDS):
         return
-    found = [path for path in folder.rglob("*") if ending_of(path) in READERS and str(path) not in read]
+    kinds = READERS.keys() - ({".txt"} - {ending_of(Path(name)) for name in read})
+    found = [path for path in folder.rglob("*") if ending_of(path) in kinds and str(path) not in read]
     names = sorted(str(path.relative_to(folder)) for path in found)
     if names := [name for name in names if not name.startswith(".")]:
         logger.warning(

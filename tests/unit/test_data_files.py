@@ -262,6 +262,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(
     monkeypatch.setattr(sources.logger, "propagate", True)
     write(tmp_path, first, GOOD)
     write(tmp_path, "test.jsonl" if first == "train.jsonl" else "c.jsonl", GOOD)
+    write(tmp_path, "requirements.txt", b"torch\n")
     load_rows(DataSource(str(tmp_path)))
     assert not caplog.text
     write(tmp_path, second, HEAD + b"a,b\n" if second.endswith("csv") else GOOD)

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose.validation import FEWEST, PASSAGE, divide_rows
-from msa_lite.data import Row, sample_rows
+from msa_lite.data import DataSource, Row, sample_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.qa import QA, load_qa
 from msa_lite.evals.engine.generate import Decoding
+from msa_lite.pipeline.prepare.lengths import fit_rows
 from msa_lite.pipeline.prepare.questions import (
     count_repeated,
     divide_retain,
@@ -275,14 +276,26 @@ def test_rows_to_forget_are_taken_out_of_every_other_set(row: Row) -> None:
 def test_the_same_words_after_other_turns_are_another_question() -> None:
     other = Row(0, TURN.question, TURN.answer, earlier=(("Question B?", "Answer B."),))
     plain = Row(1, TURN.question, TURN.answer)
-    rows = {"forget": [TURN], "retain": [other, plain, Row(2, "?!", "a"), Row(3, "!?", "a")]}
+    spoken = replace(TURN, system="Be brief.")
+    rows = {"forget": [TURN], "retain": [other, plain, spoken, Row(2, "?!", "a"), Row(3, "!?", "a")]}
     assert separate_sets(rows) == (rows, [])
+    assert each_once([TURN, spoken]) == [TURN, spoken]
 
 
 @pytest.mark.parametrize("place", ["retain", "evaluate.retain", "evaluate.holdout"])
 def test_a_set_of_which_nothing_is_left_is_refused(place: str) -> None:
     with pytest.raises(DataError, match=rf"^{place}: all 2 rows stand in the forget"):
         separate_sets({"forget": [A, B], place: [same(B), same(A)]})
+
+
+def test_cut_rows_that_a_filter_alone_reads_are_not_said_to_be_scored_whole() -> None:
+    places = {"forget": {"data": {"path": "f"}}, "evaluate": {"holdout": {"path": "h"}}}
+    recipe = load_recipe({"target": "t", "prior": "p", "output": "o", "vector": {"max_length": 40}, **places})
+    rows = {place: [Row(0, "Who?", "I. " * 90), A] for place in ("forget", "evaluate.holdout")}
+    notes = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, make_prompter()).notes
+    assert [(note.partition(":")[0], "scores read them whole" in note) for note in notes] == [
+        ("forget", True), ("evaluate.holdout", False),
+    ]  # fmt: skip
 
 
 def test_a_row_that_stands_twice_is_counted_once() -> None:

@@ -15,6 +15,7 @@ from msa_lite.data.messages import NO_TOOLS
 from msa_lite.data.rows import read_any_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.io.console.progress import notices
 from msa_lite.pipeline.attack.campaign import asked_rows
 from tests.support.models import CHATML, TEMPLATE, chat_tokenizer, tiny_tokenizer
 
@@ -94,6 +95,14 @@ NAMED = {"question": "q", "answer": "a"}
         ({"question": "When?", "answer": "Now.", "system": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
         ({"prompt": "When?", "completion": "Now.", "system_message": "Be brief."}, {}, [[SYSTEM, WHEN, NOW]]),
         ({"prompt": OPENAI[:4], "completion": [NOW]}, {}, [OPENAI]),
+        ({"prompt": json.dumps([{"role": None, "from": "human", "value": "When?"}]), "completion": "Now."}, {}, [
+            [WHEN, NOW]
+        ]),
+        *(
+            ({asked: text, answer: "Now."}, {}, [[{"role": "user", "content": text}, NOW]])
+            for asked, answer in (("question", "answer"), ("instruction", "output"))
+            for text in (json.dumps([WHERE]), '{"role": "user", "name": "x"}')
+        ),
         ({"q": json.dumps(OPENAI[:4]), "a": "Now.", "extra_info": {"index": 0}}, NAMED, [OPENAI]),
         ({"q": OPENAI[:4], "a": SHAREGPT[4], "rejected": NOW}, NAMED | {"ignore": ("rejected",)}, [OPENAI]),
         # Columns of which the rows were made say nothing else.
@@ -146,7 +155,13 @@ def test_a_row_is_read_as_transformers_renders_what_the_model_was_trained_on(
         (ALPACA | {"system": "Be long.", "system_prompt": "Be brief."}, {}, "'system_prompt' say different"),
         ({"messages": OPENAI, "system": "Be long."}, {}, "and the system message of column 'messages' say different"),
         (ALPACA | {"system": ["Be brief."]}, {}, "column 'system': .* is no text"),
-        (ALPACA | {"history": "Where?"}, {}, r"column 'history': expected a list of \[question, answer\]"),
+        (ALPACA | {"history": "Where?"}, {}, (
+            r"column 'history': expected a list of \[question, answer\].*ignore: \[history\]"
+        )),
+        *(
+            (ALPACA | {name: value}, {}, rf"column '{name}': expected a list of functions.*ignore: \[{name}\]")
+            for name, value in (("tools", "hammer"), ("functions", 3))
+        ),
         (ALPACA | {"history": [["Where?", None]]}, {}, "column 'history', message 1: its content is no text"),
         *(
             (ALPACA | {name: value}, {}, rf"column '{name}' \(row 0 \(line 1\)\).*ignore: \[{name}\]")
@@ -209,6 +224,17 @@ def test_columns_of_published_data_are_read_without_a_word(tmp_path: Path) -> No
 def test_answers_that_were_not_learnt_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_rows(source(tmp_path, {"messages": [*OPENAI[:2], HERE | {"weight": 0}, *OPENAI[3:]]}))
     assert "1 answers were not learnt" in caplog.text
+
+
+def test_columns_that_are_shown_by_their_usual_names_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", notices.name)
+    pair = {"question": "When?", "answer": "Now.", "history": None}
+    load_rows(source(tmp_path, pair | {"system": "Be brief."}, pair, system="system"))
+    assert not caplog.text
+    load_rows(source(tmp_path, pair, pair | {"system": "Be brief."}))
+    assert "column 'system' is read" in caplog.text
+    assert "ignore: [system]" in caplog.text
+    assert "history" not in caplog.text
 
 
 def test_an_empty_system_message_is_left_out_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -438,3 +464,6 @@ def test_numbers_of_a_call_are_as_python_prints_them(tmp_path: Path) -> None:
     [row] = load_rows(DataSource(str(path)))
     shown = prompter().tokenizer.decode(learnt(prompter(), row)[0])
     assert '{"x": [0, 1.1, 1000.0, 12345678901234567890123]}' in shown
+    path.write_text(written.replace('"NUMBERS"', "7" * 5000))
+    with pytest.raises(DataError, match=r"row 0 \(line 1\), column 'messages', message 1: .* write it as text"):
+        load_rows(DataSource(str(path)))

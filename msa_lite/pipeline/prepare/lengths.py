@@ -60,11 +60,11 @@ def fit_rows(
     if recipe.filter_place in short:
         encoded.setdefault(recipe.filter_place, short[recipe.filter_place])
     reads_on = recipe.evaluate and prompter.room(most + 1) > most
-    unlearnt = "; scores read them whole, up to the window" if reads_on else ""
     for place, chosen in encoded.items():
         with faults.gathered(f"{place}: "):
             examples[place], cuts = encode(chosen, sources[place], prompter, most)
-            notes += [f"{place}: {cut}{unlearnt}" for cut in cuts]
+            scored = "; scores read them whole, up to the window" if reads_on and place in learnt else ""
+            notes += [f"{place}: {cut}{scored}" for cut in cuts]
     with faults.gathered():
         refused = encoded.keys() - examples.keys()
         others = {place: chosen for place, chosen in short.items() if place not in refused}

@@ -301,8 +301,8 @@ def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], 
     """Return the rows with those left out that stand in another set, too, and a sentence for each set that has some.
 
     rows: by their places in the recipe ("retain", "evaluate.holdout", …). Retain rows may not be among the forget rows,
-    and holdout rows in neither set. Two rows are the same if they ask the same after the same turns, or are the same
-    text, in the words of `normalise`. Raise DataError where nothing is left of a set.
+    and holdout rows in neither set. Two rows are the same if they ask the same after the same system message and
+    turns, or are the same text, in the words of `normalise`. Raise DataError where nothing is left of a set.
     """
     separate, notes, faults = dict(rows), [], Faults()
     contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
@@ -333,7 +333,7 @@ def each_once(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without those that repeat an earlier one: the same prompt with the same answer, or text."""
     first: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        first.setdefault((row.system, *_content(row), _words(row.answer)), row)
+        first.setdefault((*_content(row), _words(row.answer)), row)
     return list(first.values())
 
 
@@ -348,11 +348,11 @@ def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
 
 
 def _content(row: Row) -> tuple[str, ...]:
-    """Return what a model is asked in a row, as it is compared: earlier turns, question and steps, or the text."""
+    """Return what a model is asked in a row, as it is compared: system message, turns and steps, or the text."""
     if row.text:
         return ("text", _words(row.text))
     around = [text for turn in row.earlier for text in turn]
-    return tuple(map(_words, filter(None, [*around, row.question, row.tools.steps])))
+    return (_words(row.system), *map(_words, filter(None, [*around, row.question, row.tools.steps])))
 
 
 def _words(text: str) -> str:
