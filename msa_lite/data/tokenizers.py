@@ -5,8 +5,8 @@ Texts become ids, and generated ids become texts, by the functions here alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,17 @@ def added_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     It is tried on the first text that makes ids that are not special: "a", or else a token that the tokenizer has.
     """
     special = set(tokenizer.all_special_ids)
-    for text in chain("a", tokenizer.get_vocab()):
+    for text in _samples(tokenizer):
         plain, whole = (list(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (False, True))
         if plain and special.isdisjoint(plain):
             at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
             return ([], []) if at is None else (whole[:at], whole[at + len(plain) :])
     return [], []
+
+
+def _samples(tokenizer: Any) -> Iterator[str]:
+    yield "a"
+    yield from tokenizer.get_vocab()  # a list of all tokens takes some 30 ms
 
 
 def encode_start(tokenizer: Any, text: str) -> list[int]:
