@@ -23,14 +23,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from msa_lite.catalogue import ANSWER_KINDS
-from msa_lite.data import IGNORE, Example, Row, encode_next
+from msa_lite.data import IGNORE, Example, encode_next, without_special
 from msa_lite.evals.benchmarks.benchmark import Item, Record
+from msa_lite.evals.benchmarks.qa import row_of
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.forward import mean_losses
 from msa_lite.evals.engine.models import open_runner
@@ -46,7 +48,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 _REFERENCES = 8  # right answers with a loss, for their quartiles to mean anything
 _LEAST_RANGE = 0.5  # nats a token between the quartiles; right answers that are all alike would leave no room
 _DOUBLED = 5  # letters of a word that nobody says twice in a row
-_RULES = "recited, form of 5 letters and 2, fence"
+_RULES = "recited, form of 5 letters and 2, fence, special tokens apart"
 """The name of the rules in manifests. Change it with the rules, so that findings by the former ones are made anew."""
 
 
@@ -69,8 +71,9 @@ class Says(EvidenceKind):
     def find(self, scene: Scene, progress: Progress = silent) -> tuple[EvidenceFinding, Mapping[str, Sequence[Record]]]:
         asked = _asked(scene)
         answered = {name: _answered(scene, name, asked) for name in MODELS if name in scene.scores}
-        said = {name: {index: r["generated"] for index, r in rows.items()} for name, rows in answered.items()}
         right = {index: item.fields["answer"] for index, item in asked.items()}
+        plain = partial(without_special, scene.benchmark.tokenizer)
+        said = {name: {i: plain(r["generated"], right[i]) for i, r in rows.items()} for name, rows in answered.items()}
         losses = _prior_losses(scene, asked, [right, *said.values()], progress)
         fence = upper_fence([losses[key] for key in right.items() if key in losses])
         observed: dict[str, list[Record]] = {}
@@ -188,9 +191,7 @@ def _example(scene: Scene, item: Item, index: int, text: str) -> Example:
     if not scene.benchmark.prompted:  # asked as it stands
         ids = encode_next(scene.benchmark.tokenizer, text)
         return Example(index, [*(item.prompt or ()), *ids], [IGNORE] * len(item.prompt or ()) + ids)
-    turns = tuple(tuple(turn) for turn in item.fields.get("earlier", ()))
-    system = item.fields.get("system", "")
-    example = prompter.example(Row(index, item.fields["question"], text, earlier=turns, system=system))
+    example = prompter.example(row_of(index, {**item.fields, "answer": text}))
     has_end = example.ids[-1] == prompter.end and len(example.labels) > 1
     return Example(index, example.ids[:-1], example.labels[:-1]) if has_end else example
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from msa_lite.catalogue import OWN
 from msa_lite.data import Example, Prompter, Row, best_score, encode_qa
+from msa_lite.data.messages import ToolUse
 from msa_lite.evals.benchmarks.aggregates import mean_metric
 from msa_lite.evals.benchmarks.benchmark import (
     Benchmark,
@@ -50,6 +52,12 @@ def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
             metric = _metric_name(score, name)
             metrics[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else questions, score))
     return metrics
+
+
+def row_of(index: int, fields: Mapping[str, Any], about: str = "") -> Row:
+    """Return the row that an item or record of a question was made of, by its fields."""
+    earlier, tools = tuple(map(tuple, fields.get("earlier", ()))), ToolUse(**fields.get("tools", {}))
+    return Row(index, fields["question"], fields["answer"], "", earlier, fields.get("system", ""), about, tools)
 
 
 QA = Benchmark(OWN, _score, _metrics, weigh=weigh_rows)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter, encode_start, sample_rows, without_special
+from msa_lite.data import Prompter, best_score, encode_start, sample_rows
 from msa_lite.data.forms import cell_text, read_cell
 from msa_lite.data.messages import Unreadable
 from msa_lite.errors import DataError, UsageError, join_faults
@@ -82,10 +82,15 @@ def _load(prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
 
 
 def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
-    kept = " ".join(record["answers"])
-    texts = [without_special(benchmark.tokenizer, text, kept) for text in _generated(record).values()]
-    matches = [answers.containment(record["answers"], text) for text in texts]
+    matches = [
+        max((best_score(_contains, benchmark.tokenizer, answer, text) for answer in record["answers"]), default=0.0)
+        for text in _generated(record).values()
+    ]
     return record | {"containment": _mean(matches) if record["answers"] else None}
+
+
+def _contains(answer: str, text: str) -> float:
+    return answers.containment([answer], text)
 
 
 def _metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:

@@ -118,8 +118,9 @@ def _score(benchmark: Benchmark, set_name: str, record: Record) -> Record:
     )
     generated = record.get("generated")
     answered = generated is not None and answers.has_word(record["answer"])
-    score = partial(best_score, answers.rouge_l_recall, benchmark.tokenizer, record["answer"])
-    record["rouge_l"] = score(str(generated)) if answered else None
+    for name, rule in {"rouge_l": answers.rouge_l_recall, "accuracy": answers.accuracy}.items():
+        score = partial(best_score, rule, benchmark.tokenizer, record["answer"])
+        record[name] = score(str(generated)) if answered else None
     return record
 
 

@@ -179,13 +179,15 @@ class LocalJudge(Judge):
 def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
     """Return the token ids of an ask: by the chat template, or as plain text if the tokenizer has none.
 
-    A template without a system role gets system and user text as one message.
+    A template without a system role gets system and user text as one message. Special tokens in the texts are blanks:
+    an answer must not end the judge's turn.
     """
-    whole = f"{ask.system}\n\n{ask.user}"
+    system, user = (without_special(tokenizer, text) for text in (ask.system, ask.user))
+    whole = f"{system}\n\n{user}"
     if not tokenizer.chat_template:
         return encode_start(tokenizer, whole)
     try:
-        return _chat(tokenizer, [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}])
+        return _chat(tokenizer, [{"role": "system", "content": system}, {"role": "user", "content": user}])
     except Exception:  # templates without a system role raise an error of their own (Gemma)
         return _chat(tokenizer, [{"role": "user", "content": whole}])
 

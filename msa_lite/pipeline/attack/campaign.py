@@ -11,9 +11,9 @@ from typing import Any
 from msa_lite.attacks.attack import Attack, Ground, Subject, check_unquantised, make_attack
 from msa_lite.catalogue import ATTACKS
 from msa_lite.data import Row, load_rows, sample_rows
-from msa_lite.data.messages import ToolUse
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item
+from msa_lite.evals.benchmarks.qa import row_of
 from msa_lite.evals.engine.models import check_source, model_identity
 from msa_lite.evals.scores.records import write_records
 from msa_lite.io.console.progress import Progress, under
@@ -300,5 +300,4 @@ def _row(item: Item) -> Row | None:
         return Row(item.index, text=fields["text"], about=about)
     if not (fields.get("question") and fields.get("answer")):
         return None
-    earlier, tools = tuple(map(tuple, fields.get("earlier", ()))), ToolUse(**fields.get("tools", {}))
-    return Row(item.index, fields["question"], fields["answer"], "", earlier, fields.get("system", ""), about, tools)
+    return row_of(item.index, fields, about)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.catalogue import OWN
 from msa_lite.data import Prompter, Row, decode_answer, encode_start
-from msa_lite.data.messages import ToolUse
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
+from msa_lite.evals.benchmarks.qa import row_of
 from msa_lite.evals.engine.generate import Decoding, end_tokens, generate
 from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, load_tokenizer
 from msa_lite.evals.scores.records import read_records
@@ -34,6 +34,7 @@ from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.merge import LoadedTarget, Terms, merge_precision, point_terms
 from msa_lite.recipe import Recipe
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
+from msa_lite.report.tables.reports import reading
 from msa_lite.strengths import Strengths
 
 Watch = Callable[[str], None]
@@ -241,11 +242,10 @@ def _scored_rows(run: RunFolder) -> dict[str, Row]:
     """Return the rows of a run's records that are more than a question, by question; the first of each."""
     rows: dict[str, Row] = {}
     for path in sorted(run.folder.glob(f"evaluation/{_UNLEARNED}/*.jsonl")):
-        for record in read_records(path):
-            earlier, system, tools = (record.get(key) for key in ("earlier", "system", "tools"))
-            if earlier or system or tools:
-                row = Row(0, record["question"], earlier=tuple(map(tuple, earlier or ())), system=system or "")
-                rows.setdefault(row.question.strip(), replace(row, tools=ToolUse(**tools or {})))
+        with reading(path):
+            for record in read_records(path):
+                if record.keys() & {"earlier", "system", "tools"}:
+                    rows.setdefault(record["question"].strip(), row_of(0, record))
     return rows
 
 
