@@ -222,11 +222,13 @@ def test_a_model_saved_in_its_wrapper_is_refused_with_a_line_that_mends_it(
     for load in loads:
         with pytest.raises(FormatError, match=f"named as {cause} leaves them") as caught:
             load()
-    _, _, code, folder = shlex.split(str(caught.value).partition("rename them: ")[2])
-    monkeypatch.setattr(sys, "argv", ["-c", folder])
+    _, _, code, folder, _ = shlex.split(str(caught.value).partition("rename them: ")[2])
+    monkeypatch.setattr(sys, "argv", ["-c", folder, str(tmp_path / "new")])
     exec(code, {})
-    assert check_loads(llama, llama) == VOCABULARY
-    after = {name: tensor for path in llama.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert load_file(next(llama.glob("*.safetensors"))).keys() != before.keys(), "the model itself stays"
+    assert check_loads(tmp_path / "new", tmp_path / "new") == VOCABULARY
+    after = {n: tensor for path in (tmp_path / "new").glob("*.safetensors") for n, tensor in load_file(path).items()}
+    index = tmp_path / "new" / index.name
     assert (
         after.keys()
         == before.keys()

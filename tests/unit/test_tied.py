@@ -318,6 +318,25 @@ def test_a_copy_of_the_head_that_a_tied_target_stores_changes_along(tmp_path: Pa
     assert np.allclose(out[f"{H}.weight"], WEIGHTS[f"{E}.weight"] - 2 * B @ A, atol=1e-13)
 
 
+@pytest.mark.parametrize(("dtypes", "rounding"), [(("f4", "f4"), "stochastic"), (("f2", "f4"), "nearest")])
+def test_a_copy_is_rounded_as_the_embedding_is_and_may_be_stored_finer(
+    tmp_path: Path, dtypes: tuple[str, str], rounding: str
+) -> None:
+    target = make_model(tmp_path / "target")
+    embedding = WEIGHTS[f"{E}.weight"].astype(dtypes[0])
+    save_file(
+        WEIGHTS | {f"{E}.weight": embedding, f"{H}.weight": embedding.astype(dtypes[1])}, target / "model.safetensors"
+    )
+    (target / "config.json").write_text(json.dumps({**TIED, "dtype": "float16" if "f2" in dtypes else "float32"}))
+    made = {"dtype": "bfloat16"} if rounding == "stochastic" else {}
+    merge(
+        target, tmp_path / "out", forget=make_adapter(tmp_path / "a", ON_HEAD | ON_EMBEDDING), rounding=rounding, **made
+    )
+    out = read_checkpoint(tmp_path / "out")
+    assert np.array_equal(out[f"{E}.weight"].astype("f4"), out[f"{H}.weight"].astype(dtypes[0]).astype("f4"))
+    assert not np.array_equal(out[f"{E}.weight"].astype("f4"), embedding.astype("f4"))
+
+
 # What an output says of itself is checked against its files.
 
 

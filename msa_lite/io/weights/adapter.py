@@ -11,12 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError, join_faults
-from msa_lite.io.files.addresses import model_name
+from msa_lite.io.files.addresses import AddressError, model_name
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.weights.blocks import holds_rows
 from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard, tell_folder
@@ -176,7 +177,9 @@ def base_name(folder: Path) -> str:
     for place in (Path(folder) / name, Path(os.path.expanduser(name))):
         if os.path.isdir(place) and os.path.realpath(place) != here:
             return str(place)
-    if not _REPO.fullmatch(name := model_name(name)):
+    with suppress(AddressError):  # another place, which the next lines name with the adapter
+        name = model_name(name)
+    if not _REPO.fullmatch(name):
         raise UsageError(
             f"{folder}: is a LoRA adapter on {name}, which is not here; set base_model_name_or_path in its "
             f"{ADAPTER_CONFIG} to where that model is now"

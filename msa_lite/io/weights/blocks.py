@@ -128,7 +128,7 @@ def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
 
 def holds_rows(copy: TensorEntry, original: TensorEntry, count: int) -> bool:
     """Check whether the first rows of a matrix are those of another, as far as its dtype can hold them."""
-    if copy.shape[1:] != original.shape[1:]:
+    if copy.shape[1:] != original.shape[1:] or not {copy.dtype, original.dtype} <= FLOAT_DTYPES.keys():
         return False
     files, scratch, step = Files(), Scratch(), max(1, _COMPARED // max(1, copy.matrix_shape[1]))
     for start in range(0, count if copy.nbytes else 0, step):

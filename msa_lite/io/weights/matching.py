@@ -62,15 +62,18 @@ def check_names(checkpoint: Checkpoint) -> None:
     if name is None:
         return
     rename = (
-        "import pathlib, re, sys, safetensors.torch as s; n = lambda k: re.sub(r'(^|[.\\x22])(?:(?:"
-        f"{'|'.join(added)})\\.)+', r'\\1', k); p = pathlib.Path(sys.argv[1]); [(b := s.save({{n(k): v for k, v in "
-        "s.load(f.read_bytes()).items()}, {'format': 'pt'}), f.unlink(), f.write_bytes(b)) for f in "
-        "p.glob('*.safetensors')]; [f.write_text(n(f.read_text())) for f in p.glob('*.index.json')]"
+        "import pathlib, re, shutil, sys, safetensors.torch as s; n = lambda k: re.sub(r'(^|[.\\x22])(?:(?:"
+        f"{'|'.join(added)})\\.)+', r'\\1', k); p, o = map(pathlib.Path, sys.argv[1:]); shutil.copytree(p, o, "
+        "ignore=shutil.ignore_patterns('*.safetensors')); [s.save_file({n(k): v for k, v in s.load_file(f).items()}, "
+        "o / f.name, {'format': 'pt'}) for f in p.glob('*.safetensors')] or sys.exit('no weights there'); "
+        "[f.write_text(n(f.read_text())) for f in o.glob('*.index.json')]"
     )
+    here = shlex.quote(str(checkpoint.folder)) if checkpoint.shards else "FOLDER"
+    fetched = "" if checkpoint.shards else f"download it (hf download {checkpoint.folder} --local-dir FOLDER) and "
     raise FormatError(
         f"{checkpoint.folder}: its tensors are named as {', '.join(WRAPPERS[part] for part in added)} leaves them "
         f"({name}), so transformers would take random weights in their place. Save the model inside the wrapper, or "
-        f'rename them: python -c "{rename}" {shlex.quote(str(checkpoint.folder))}'
+        f'{fetched}rename them: python -c "{rename}" {here} NEW'
     )
 
 

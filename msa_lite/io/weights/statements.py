@@ -10,7 +10,7 @@ from typing import Any
 from msa_lite.errors import FormatError, discarded, join_faults
 from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, load_checkpoint, read_index
 from msa_lite.io.weights.companions import unnamed_shards
-from msa_lite.io.weights.quantised import CONFIG_KEYS, name_form
+from msa_lite.io.weights.quantised import CONFIG_KEYS, dequantised, name_form
 from msa_lite.io.weights.tied_head import check_head, settled
 
 
@@ -39,7 +39,7 @@ def _faults(model: Checkpoint, target: Checkpoint) -> Iterator[str]:
     for said in _dtypes(model.config):
         if said != model.dtype_name != stored.get(said):
             yield f"config.json: dtype: {said}, the weights are {model.dtype_name}"
-    if settled(model) is not model:
+    if settled(plain := dequantised(model)) is not plain:
         yield "config.json: tie_word_embeddings: true, embedding and head differ"
     if any(key in model.config for key in CONFIG_KEYS) and not name_form(model):
         yield "config.json: quantization_config, the weights are plain"

@@ -26,7 +26,7 @@ from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.quantised import dequantised, describe_forms, packed_weights
 from msa_lite.io.weights.quantised_forms import Packed, Scaled, Turned
-from msa_lite.io.weights.tied_head import check_head, settled, untie_fault, untied
+from msa_lite.io.weights.tied_head import check_head, settled, ties_head, token_names, untie_fault, untied
 from msa_lite.io.weights.writer import output_bytes, output_dtype
 from msa_lite.merger.fidelity import NAMES
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
@@ -101,6 +101,8 @@ class CheckedMerge:
     """By name of a model that is stored as codes and scales, the form: {"target": "fp8"}."""
     is_apart: bool = False
     """True where the target's config ties embedding and head, but its files hold two matrices."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """The embedding by the name of the stored head that is its copy; both are rounded alike."""
 
     @property
     def vectors(self) -> list[Vector]:
@@ -158,8 +160,8 @@ class CheckedMerge:
             )
         if self.is_apart:
             notes.append(
-                "the target's config.json ties embedding and head, but its files hold two matrices; the result's "
-                "config.json says so (tie_word_embeddings: false)"
+                "the target's files hold two matrices for embedding and head, which its config.json does not say; "
+                "the result's does (tie_word_embeddings: false)"
             )
         if lacking := dict.fromkeys(name for vector in vectors for name in vector.lacking):
             notes.append(
@@ -310,7 +312,9 @@ def check_headers(
         target = untied(target)
     vectors = tuple(term.with_vector(load_vector(term.vector, target, prior)) for term in terms)
     forms |= {term.name: term.vector.form for term in vectors if term.vector.form}
-    checked = CheckedMerge(target, vectors, precision, is_untied, forms, is_apart)
+    names = token_names(target) if ties_head(target) else None
+    copies = {names[1]: names[0]} if names and {*names} <= target.tensors.keys() else {}
+    checked = CheckedMerge(target, vectors, precision, is_untied, forms, is_apart, copies)
     if checked.keeps_codes and writes:
         checked = _keep_codes(checked, codes)
     faults = [

@@ -156,6 +156,7 @@ def _add_companions(config: Any, target: Checkpoint, partial: Path) -> None:
         if name not in tokens and not (partial / name).exists():
             copy_into(partial, folder, path)
     if (model := load_checkpoint(partial)) is not (known := settled(model)):
+        logger.warning("mergekit merged embedding and head apart, so the result's config.json does not tie them")
         write_text(partial / "config.json", indented_json(known.config))
     if has_tokenizer(folder) and not has_tokenizer(partial):
         raise StageError("mergekit failed: it wrote no tokenizer; look at the recipe's tokenizer and chat_template")

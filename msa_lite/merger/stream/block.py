@@ -116,7 +116,7 @@ def round_rows(
     entry, start, precision = block.entry, block.rows[0], checked.precision
     generator = None
     if precision.is_stochastic and rows.merged is not None:
-        seed = [precision.seed, zlib.crc32(entry.name.encode()), start]
+        seed = [precision.seed, zlib.crc32(checked.copies.get(entry.name, entry.name).encode()), start]
         generator = np.random.Generator(np.random.SFC64(seed))
     merged, dtype = rows.before if rows.merged is None else rows.merged, precision.output(entry)
     if (form := block.form) is not None:
