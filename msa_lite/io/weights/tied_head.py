@@ -45,7 +45,7 @@ def says_tied(config: Mapping[str, Any]) -> bool | None:
     """Return whether a config, or that of its text model, ties embedding and head; None where it leaves it open."""
     text = config.get("text_config")
     said = [part.get("tie_word_embeddings") for part in (config, text if isinstance(text, dict) else {})]
-    return True if True in said else False if False in said or config.get("model_type") in _APART else None
+    return True if True in said else False if False in said or str(config.get("model_type")) in _APART else None
 
 
 def ties_head(checkpoint: Checkpoint) -> bool:
