@@ -6,7 +6,9 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,8 +29,10 @@ from msa_lite.data import (
     encode_start,
     encode_text,
 )
-from msa_lite.evals.benchmarks.benchmark import text_item
+from msa_lite.evals.benchmarks.benchmark import Benchmark, text_item
 from msa_lite.evals.benchmarks.qa import load_qa
+from msa_lite.evals.benchmarks.restor import RESTOR
+from msa_lite.evals.benchmarks.tofu import TOFU
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import run_items
 from tests.support.models import CHATML, HARMONY, SMOL, chat_tokenizer, tiny_tokenizer
@@ -228,6 +232,24 @@ def test_texts_begin_alike_wherever_they_are_read_and_nothing_ends_them(name: st
 def test_what_is_added_is_found_by_tokens_that_the_tokenizer_has(model: Any) -> None:
     bare = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token="<s>")
     assert added_ids(wrapped(bare, "<s> $A </s>")) == ([0], [1])
+
+
+def test_what_is_added_needs_no_list_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level()
+    monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _: pytest.fail("it takes some 30 ms a row"))
+    assert added_ids(tokenizer) == ([tokenizer.bos_token_id], [])
+
+
+@pytest.mark.parametrize(("benchmark", "score"), [(TOFU, "accuracy"), (RESTOR, "containment")])
+@pytest.mark.parametrize(
+    ("make", "said", "counts"), [(word_piece, "3 . 14", 1.0), (byte_level, "3.14</s>", 1.0), (byte_level, "3.15", 0.0)]
+)
+def test_published_benchmarks_compare_on_equal_terms(
+    benchmark: Benchmark, score: str, make: Any, said: str, counts: float
+) -> None:
+    of_tokenizer = replace(benchmark, prompter=SimpleNamespace(tokenizer=make()))  # type: ignore[arg-type]
+    record = {"index": 0, "question": "What?", "answer": "3.14", "answers": ["4", "3.14"], "generated": said}
+    assert benchmark.score(of_tokenizer, "forget", record)[score] == counts
 
 
 @pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>"])

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-RULE = "words and signs, on equal terms"
+RULE = "words and signs"
 """The name of this rule in manifests. Change it with the rule, so that scores by the former one are made anew."""
 
 # Kinds of characters, each a letter, so that patterns can be matched on a text's kinds.
