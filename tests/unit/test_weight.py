@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_313,
     "modules": 277,
-    "lines of the tests": 41_765,
+    "lines of the tests": 41_785,
     "words of the docs": 49_971,
     "commands": 24,
     "options": 110,
