@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 34_313,
     "modules": 277,
     "lines of the tests": 41_785,
-    "words of the docs": 49_971,
+    "words of the docs": 49_986,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
