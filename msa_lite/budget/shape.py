@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.errors import FormatError
-from msa_lite.io.weights.checkpoint import Checkpoint
+from msa_lite.io.weights.checkpoint import Checkpoint, text_part
 from msa_lite.io.weights.quantised_forms import Packed
 from msa_lite.io.weights.tied_head import says_tied
 from msa_lite.io.weights.vocabulary import has_token_role, is_head
@@ -166,8 +166,7 @@ def shape_of_config(config: Mapping[str, Any], name: str, width: int = 4) -> Sha
 def _make_shape(
     name: str, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], stored: int, fault: str | None
 ) -> Shape:
-    text = config.get("text_config")
-    config = {**config, **text} if isinstance(text, dict) else config
+    config = {**config, **text_part(config)}
     family = str(config.get("model_type"))
     linear: dict[tuple[str, int, int], int] = {}
     embedding = head = norms = 0

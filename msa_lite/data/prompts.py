@@ -174,7 +174,7 @@ class Prompter:
 
     @cached_property
     def opening(self) -> str:
-        """What the chat template puts between the prompt that it ends for a model and the answer, such as a channel."""
+        """Return what the chat template puts between prompt and answer, such as a channel; "" where it puts nothing."""
         if not self.use_chat or self.skips_block:
             return ""
         prompt, start = self._conversation(_TRIED, answered=False), self._start(_TRIED)

@@ -26,7 +26,8 @@ from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import check_source
 from msa_lite.io.models import loading
 from msa_lite.io.models.devices import limited
-from msa_lite.io.models.loading import check_loads, load_whole, model_window, read_tokenizer, read_window
+from msa_lite.io.models.loading import check_loads, load_whole, read_tokenizer
+from msa_lite.io.models.window import model_window, read_window
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger import merge

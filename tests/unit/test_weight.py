@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_313,
-    "modules": 277,
-    "lines of the tests": 41_785,
+    "lines of the package": 34_315,
+    "modules": 278,
+    "lines of the tests": 41_786,
     "words of the docs": 49_986,
     "commands": 24,
     "options": 110,

@@ -17,7 +17,7 @@ from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.models.devices import free_bytes, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import Halves, has_bf16, nf4, split_model
-from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole, model_window, read_window
+from msa_lite.io.models.loading import attach_adapter, check_loads, load_whole
 from msa_lite.io.models.streaming import (
     Placement,
     check_ram,
@@ -30,6 +30,7 @@ from msa_lite.io.models.streaming import (
     read_sizes,
     stream,
 )
+from msa_lite.io.models.window import model_window, read_window
 from msa_lite.io.weights.adapter import base_name, is_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer

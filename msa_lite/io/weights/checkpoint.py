@@ -8,6 +8,7 @@ import shlex
 import struct
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,12 @@ def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...]
                 f"{folder}: headers of more than {MAX_HEADER} bytes or {MAX_TENSORS} tensors; no more are read"
             )
     return tuple(shards), tensors
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model in that of a model which also sees or hears; empty where there is none."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else {}
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError, MismatchError, at_most, join_faults
 from msa_lite.io.weights.adapter import WRAPPERS, ZERO_3, Adapter, unwrapped
-from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, text_part
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.patterns import endings
 from msa_lite.io.weights.vocabulary import HEADS
@@ -94,10 +94,7 @@ def predicts_ahead(checkpoint: Checkpoint, name: str) -> bool:
     """
     if _PREDICTION.search(name):
         return True
-    text = checkpoint.config.get("text_config")
-    count = checkpoint.config.get(
-        "num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None
-    )
+    count = {**text_part(checkpoint.config), **checkpoint.config}.get("num_hidden_layers")
     layer = _LAYER.match(name)
     return type(count) is int and layer is not None and int(layer[1]) >= count
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, discarded, join_faults
-from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, load_checkpoint, read_index
+from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, load_checkpoint, read_index, text_part
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.quantised import CONFIG_KEYS, dequantised, name_form
 from msa_lite.io.weights.tied_head import check_head, settled
@@ -47,7 +47,5 @@ def _faults(model: Checkpoint, target: Checkpoint) -> Iterator[str]:
 
 def _dtypes(config: Mapping[str, Any]) -> set[str]:
     """Return the dtypes that a config names, for the model or its text model."""
-    text = config.get("text_config")
-    parts = (config, text if isinstance(text, dict) else {})
-    said = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    said = (part.get(key) for part in (config, text_part(config)) for key in ("dtype", "torch_dtype"))
     return {name.removeprefix("torch.") for name in said if isinstance(name, str)}

@@ -25,6 +25,7 @@ from msa_lite.io.weights.checkpoint import (
     ShardFile,
     TensorEntry,
     read_shard,
+    text_part,
 )
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
@@ -43,8 +44,7 @@ _APART = {
 
 def says_tied(config: Mapping[str, Any]) -> bool | None:
     """Return whether a config, or that of its text model, ties embedding and head; None where it leaves it open."""
-    text = config.get("text_config")
-    said = [part.get("tie_word_embeddings") for part in (config, text if isinstance(text, dict) else {})]
+    said = [part.get("tie_word_embeddings") for part in (config, text_part(config))]
     return True if True in said else False if False in said or str(config.get("model_type")) in _APART else None
 
 
@@ -207,8 +207,7 @@ def _names_head(name: str) -> bool:
 def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's config, with the word that embedding and head are two matrices."""
     new = {**config, "tie_word_embeddings": False}
-    text = config.get("text_config")
-    if isinstance(text, dict):
+    if text := text_part(config):
         new["text_config"] = {**text, "tie_word_embeddings": False}
     return new
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from msa_lite.io.weights.adapter import ADAPTER_FILE
 from msa_lite.io.weights.blocks import Files, read_rows
-from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry
+from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, text_part
 
 HEADS = ("lm_head.", "embed_out.", "output_projection.")  # the second is GPT-NeoX's, in its files; the third BioGPT's
 # Names of modules with a row for each token, besides those with "emb" in their name (embed_tokens, word_embeddings,
@@ -24,8 +24,7 @@ _OTHER_EMBEDDINGS = ("pos", "type", "patch")  # of places, segments and pictures
 
 def vocabulary_size(checkpoint: Checkpoint) -> int | None:
     """Return the number of rows that the config gives to embedding and head, or None where it does not say."""
-    text = checkpoint.config.get("text_config")
-    size = checkpoint.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    size = {**text_part(checkpoint.config), **checkpoint.config}.get("vocab_size")
     return size if type(size) is int else None
 
 

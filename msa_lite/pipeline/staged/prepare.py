@@ -35,7 +35,7 @@ from msa_lite.evals.engine.models import check_source, count_weights, smallest_w
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.writing import digest
 from msa_lite.io.models.devices import check_device
-from msa_lite.io.models.loading import model_window
+from msa_lite.io.models.window import model_window
 from msa_lite.io.weights.hub import Source, fetch, fetch_tokenizer, is_remote
 from msa_lite.io.weights.offline import offline_where_unreachable
 from msa_lite.pipeline.prepare.models import open_reader

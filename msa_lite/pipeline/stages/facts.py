@@ -13,7 +13,7 @@ from msa_lite.data import DataSource, Example, Row, is_remote_data, open_tokeniz
 from msa_lite.errors import DataError, Faults, MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
 from msa_lite.io.files.reading import local_path, read_yaml
-from msa_lite.io.models.loading import read_window
+from msa_lite.io.models.window import read_window
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
