@@ -17,6 +17,7 @@ from msa_lite.cli.output import print_dry_run, print_json, print_table, print_wr
 from msa_lite.errors import UsageError
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.writing import json_form
+from msa_lite.io.finished.seal import in_use
 
 if TYPE_CHECKING:
     from msa_lite.pipeline.verbs.ask import Panel
@@ -42,25 +43,31 @@ def ask_command(run: Path, question: str | None, as_json: bool) -> int:
     from msa_lite.pipeline.verbs.ask import open_panel
 
     require("train")
-    panel = open_panel(run, several=question is None)
-    _print_head(panel)
-    try:
-        if question is not None:
-            _answer(panel, question, as_json, one=True)
-            return 0
-        status = 0
-        for line in _lines():
-            if not as_json and not sys.stdin.isatty():  # a terminal shows what was typed
-                click.echo(f"{_PROMPT}{_plain(line)}")
-            try:
-                _answer(panel, line, as_json)
-            except UsageError as error:  # the next question may be a better one
-                click.echo(f"error: {error}", err=True)
-                status = error.exit_code
-        return status
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        return 130
+    with in_use(run):
+        panel = open_panel(run, several=question is None)
+        _print_head(panel)
+        try:
+            if question is not None:
+                _answer(panel, question, as_json, one=True)
+                return 0
+            return _answer_lines(panel, as_json)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            return 130
+
+
+def _answer_lines(panel: Panel, as_json: bool) -> int:
+    """Answer the lines of standard input; return the exit status."""
+    status = 0
+    for line in _lines():
+        if not as_json and not sys.stdin.isatty():  # a terminal shows what was typed
+            click.echo(f"{_PROMPT}{_plain(line)}")
+        try:
+            _answer(panel, line, as_json)
+        except UsageError as error:  # the next question may be a better one
+            click.echo(f"error: {error}", err=True)
+            status = error.exit_code
+    return status
 
 
 def _print_head(panel: Panel) -> None:

@@ -14,7 +14,7 @@ import math
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.console.libraries import require
+from msa_lite.io.finished.seal import in_use
 from msa_lite.pipeline.verbs.ask import Panel, open_panel
 from msa_lite.report.page.charts import COLOURS_FILE
 from msa_lite.report.page.run_files import PAGE_FILE
@@ -52,6 +53,8 @@ class WebPage:
     panel: Panel
     _socket: socket.socket
     _token: str
+    _held: ExitStack
+    """Its port, and the folder of its run."""
 
     def serve(self) -> None:
         """Answer requests until the process is interrupted (Ctrl-C)."""
@@ -65,23 +68,27 @@ class WebPage:
                 uvicorn.Server(config).run(sockets=[self._socket])
         finally:
             desk.close()
-            self._socket.close()
+            self._held.close()
 
 
 def open_page(folder: str | Path, port: int = 0) -> WebPage:
-    """Open the page of a run on a port of this machine; 0 takes a free one. Raise as `ask`, UsageError for the port."""
+    """Open the page of a run on a port of this machine; 0 takes a free one. Raise as `ask`, UsageError for the port.
+
+    A purge and a new run of the folder refuse as long as it is open.
+    """
     require("web")
-    panel = open_panel(folder, several=True)
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        place.bind((HOST, port))
-        place.listen()  # who opens the address now waits until `serve`
-    except OSError as error:
-        place.close()
-        raise UsageError(f"--port {port}: {error.strerror}; leave it out to take a free one") from error
-    token = secrets.token_urlsafe(24)
-    return WebPage(f"http://{HOST}:{place.getsockname()[1]}/{token}/", panel, place, token)
+    with ExitStack() as held:
+        held.enter_context(in_use(Path(folder)))
+        panel = open_panel(folder, several=True)
+        place = held.enter_context(socket.socket())
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((HOST, port))
+            place.listen()  # who opens the address now waits until `serve`
+        except OSError as error:
+            raise UsageError(f"--port {port}: {error.strerror}; leave it out to take a free one") from error
+        token = secrets.token_urlsafe(24)
+        return WebPage(f"http://{HOST}:{place.getsockname()[1]}/{token}/", panel, place, token, held.pop_all())
 
 
 def make_app(panel: Panel, desk: Desk, token: str) -> Any:

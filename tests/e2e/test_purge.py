@@ -18,7 +18,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import verify_folder, write_manifest
+from msa_lite.io.finished.seal import in_use, verify_folder, write_manifest
 from msa_lite.pipeline.prepare.run import Context, prepare
 from msa_lite.pipeline.purge.holdings import survey_run
 from msa_lite.pipeline.purge.purge import purge
@@ -262,6 +262,8 @@ def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:
     before = hashes(run, *LATER)
     for place in (run, run / "baselines/task_vector"):
         with FileLock(place / ".lock"), pytest.raises(OutputError, match="another msa-lite is working"):
+            purge(run, remove=True)
+        with in_use(place), pytest.raises(OutputError, match=rf"a page of this run is open \(process {os.getpid()}\)"):
             purge(run, remove=True)
         assert hashes(run, *LATER) == before
     with FileLock(run / ".lock"):

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 import msa_lite
 from msa_lite.io.console.progress import Step, Watcher
-from msa_lite.io.finished.seal import verify_folder
+from msa_lite.io.finished.seal import in_use, verify_folder
 from msa_lite.merger import merge
 from tests.e2e.conftest import CallCli, write_recipe
 from tests.support.merges import KINDS, Adapter, write_checkpoint
@@ -45,6 +45,7 @@ print(json.dumps(done))
 LOCKED_FOLDERS = ("run", "locked", "locked/baselines/npo", "locked-training")
 LOCKED = "another msa-lite is working in it"
 PURGED = "its data was purged"
+SHOWN = f"shown: a page of this run is open (process {os.getpid()}); end"
 # Of each command on a recipe: what is changed in it, the exit code, what is told.
 OF_RECIPES = [
     ("forget.alhpa=1", 2, "forget.alhpa"),
@@ -63,6 +64,7 @@ ON_RECIPES = (["run"], ["run", "--until=sweep"], ["run", "--until=vectors"], ["b
 FAULTS = [
     *(([*command, "recipe.yaml", change], code, told) for command in ON_RECIPES for change, code, told in OF_RECIPES),
     (["recipe.yaml", "output=locked"], 3, LOCKED),
+    (["recipe.yaml", "output=shown"], 3, SHOWN),
     (["recipe.yaml", "earlier=[./nowhere]"], 2, "is no run of msa-lite"),
     (["recipe.yaml", "vector.mode=nlora"], 2, "vector.mode"),
     (["baseline", "npoo", "recipe.yaml"], 2, "npoo"),
@@ -88,6 +90,7 @@ FAULTS = [
     (["ask", "begun", "Who?"], 3, "there is no unlearned model to ask yet"),
     (["purge", "target"], 2, "target"),
     (["purge", "run", "--yes"], 3, LOCKED),
+    (["purge", "shown", "--yes"], 3, SHOWN),
     (["report", "target"], 2, "target"),
     (["report", "damaged"], 3, "differs from its manifest"),
     (["report", "run", "--show-examples"], 3, LOCKED),
@@ -116,7 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     training = {"model": "target", "stages": [{"name": "all", "data": {"path": "rows.jsonl"}}], "output": "out"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "training.yaml").write_text(yaml.safe_dump(training))
-    for name in ("run", "open", "purged", "begun", "damaged"):
+    for name in ("run", "open", "purged", "begun", "damaged", "shown"):
         make_run_folder(tmp_path / name, output=name)
     (tmp_path / "purged/purged.json").write_text("{}")
     (tmp_path / "begun/model").rename(tmp_path / "begun/elsewhere")
@@ -125,7 +128,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for lock in locks:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    yield tmp_path
+    with in_use(tmp_path / "shown"):
+        yield tmp_path
     for lock in locks:
         lock.release()
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from msa_lite.errors import OutputError, StageError, discarded
+from msa_lite.errors import BusyError, OutputError, StageError, discarded
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished import manifest, seal
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
-from msa_lite.io.finished.seal import JOURNAL, MANIFEST, load_manifest, verify_folder
+from msa_lite.io.finished.seal import JOURNAL, MANIFEST, in_use, load_manifest, verify_folder
 
 INPUTS = {"seed": 1, "source": {"revision": "sha256:0"}}
 
@@ -186,6 +186,16 @@ def test_a_lock_is_held_while_a_folder_is_built(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is working in it"):
             build(tmp_path / "out")
     assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
+
+
+def test_many_may_read_a_folder_and_only_one_that_is_alone_may_clear_it(tmp_path: Path) -> None:
+    readers, working = rf"is open \(process {os.getpid()}, {os.getpid()}\)", "another msa-lite is working"
+    with in_use(tmp_path), in_use(tmp_path), pytest.raises(BusyError, match=readers), in_use(tmp_path, alone=True):
+        pass
+    with in_use(tmp_path, alone=True), pytest.raises(BusyError, match=working), in_use(tmp_path):
+        pass
+    with in_use(tmp_path, alone=True), in_use(tmp_path / "nowhere"):
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -32,6 +32,7 @@ REPLACES = ".replaces.json"  # names the folder that a new one takes the place o
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 NOT_OURS = "not as msa-lite wrote it, or of another program"
+_BUSY = "another msa-lite is working in it; wait until it is done"
 _FORMAT, _SEAL = "format", "manifest_sha256"  # the last keys of a manifest
 
 
@@ -274,11 +275,46 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise BusyError(f"{folder}: another msa-lite is working in it; wait until it is done") from error
+        raise BusyError(f"{folder}: {_BUSY}") from error
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def in_use(folder: Path, alone: bool = False) -> Iterator[None]:
+    """Hold a run's folder as one of many that read it. alone: hold it against all of them, under its lock (`locked`).
+
+    Raise BusyError where that cannot be. What is locked is the folder itself: nothing is written, and a process that
+    dies lets go. File systems without such locks, and readers on other machines, are not seen.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # another system; or there is nothing to read
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            readers = f"a page of this run is open{_readers(handle)}; end `msa-lite web`, or `ask`, first"
+            raise BusyError(f"{folder}: {readers if alone else _BUSY}") from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _readers(folder: int) -> str:
+    """Return the processes that hold a folder with others, in brackets, where the system lists them (Linux)."""
+    locks = Path("/proc/locks")
+    held = rf"FLOCK +ADVISORY +READ +([1-9]\d*) +\S+:{os.fstat(folder).st_ino} "
+    numbers = re.findall(held, locks.read_text()) if locks.is_file() else []
+    return f" (process {', '.join(numbers)})" if numbers else ""
 
 
 _UNFINISHED = (".partial", ".previous")

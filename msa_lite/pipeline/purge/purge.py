@@ -23,7 +23,7 @@ from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_object
 from msa_lite.io.files.search import TextSearch
 from msa_lite.io.files.writing import json_form, write_json
-from msa_lite.io.finished.seal import PURGING, locked
+from msa_lite.io.finished.seal import PURGING, in_use, locked
 from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
@@ -88,8 +88,8 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
     trackers and remains of stopped runs; in the runs of baselines, too. Nothing outside the run's folder is removed,
     and links are not followed. purged.json records what was removed and when; from then on, no run can use the folder.
 
-    Raise UsageError for a folder that is no run, OutputError if a process works in it, StageError for files that could
-    not be removed.
+    Raise UsageError for a folder that is no run, OutputError if a process works in it or shows it, StageError for
+    files that could not be removed.
     """
     run = open_run(folder)
     if not remove:
@@ -98,6 +98,7 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
         locks.enter_context(locked(run.folder, PURGING))  # before the others, so that no baseline begins unseen
         for place in run_folders(run):
             locks.enter_context(locked(place))
+            locks.enter_context(in_use(place, alone=True))
         listed = _survey(run)
         is_unended = _read_note(run.folder).get("ended", utc(0)) is None
         if listed.holdings or is_unended or any(remark.may_hold_rows for remark in listed.strays):

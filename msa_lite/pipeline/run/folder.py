@@ -19,7 +19,7 @@ from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.files.reading import parse_yaml, read_text
 from msa_lite.io.files.writing import check_writable, digest, write_json, write_text
 from msa_lite.io.finished.manifest import software_versions
-from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, leaves, load_manifest, locked
+from msa_lite.io.finished.seal import LOCK, MANIFEST, PURGING, in_use, leaves, load_manifest, locked
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import agree
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, make_demo
@@ -206,15 +206,18 @@ def claim(
 
 @contextmanager
 def _locked_unpurged(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. Raise OutputError where a purge works in the run, or has ended meanwhile.
+    """Hold the lock of a run's folder.
 
-    A purge holds its own lock first, and then looks for folders whose lock is held; so one of the two gives way.
+    Raise OutputError where a page shows the run, and where a purge works in it or has ended meanwhile. A purge holds
+    its own lock first, and then looks for folders whose lock is held; so one of the two gives way.
     """
     is_new, home = not folder.exists(), home_of(folder)
     with locked(folder):
         try:
             with locked(home, PURGING) if (home / PURGING).exists() else nullcontext():
                 refuse_purged(home)
+            with in_use(folder, alone=True):  # a page that is opened later shows what it finds
+                pass
         except OutputError:
             if is_new:
                 _remove_new(folder)

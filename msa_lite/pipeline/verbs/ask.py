@@ -23,7 +23,7 @@ from msa_lite.evals.engine.models import Runner, checkpoint_folder, load_model, 
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
-from msa_lite.io.finished.seal import MANIFEST, load_manifest
+from msa_lite.io.finished.seal import MANIFEST, in_use, load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch, has_tokenizer
 from msa_lite.io.weights.quantised import dequantised
@@ -197,9 +197,11 @@ def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answe
     """Return the greedy answers of a run's target, unlearned model and ideal to a question, in the run's prompt.
 
     Leave out a missing target or ideal, with the reason. Raise UsageError for a folder that is no run and for a
-    question that is empty or too long, OutputError for a run without an unlearned model.
+    question that is empty or too long, OutputError for a run without an unlearned model or
+    under a purge.
     """
-    return open_panel(folder).answers(question, progress)
+    with in_use(Path(folder)):
+        return open_panel(folder).answers(question, progress)
 
 
 def open_panel(folder: str | Path, several: bool = False) -> Panel:
