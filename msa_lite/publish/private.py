@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError
-from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import indented_json
 from msa_lite.io.finished.seal import PUBLISHED
 from msa_lite.io.weights.checkpoint import read_shard
@@ -128,7 +128,7 @@ def weight_faults(path: Path, secrets: Secrets) -> tuple[list[str], list[str]]:
 
 def text_faults(path: Path, secrets: Secrets) -> list[str]:
     """Return what a file of plain text, such as a licence, holds and should not."""
-    fault = secrets.fault(path.read_text("utf-8", errors="replace"))
+    fault = secrets.fault(read_bytes(path).decode("utf-8", errors="replace"))
     return [f"{path.name}: holds {fault}; change it and merge again"] if fault else []
 
 

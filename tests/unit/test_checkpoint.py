@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -165,6 +166,18 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     content, files = bytearray(90), Files()
     pread_into(files[path], memoryview(content), 15, path)
     assert content == path.read_bytes()[15:105]
+
+
+def test_a_disk_that_fails_is_named_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = write_raw(tmp_path / "x", b"{}", 100)
+    files = Files()
+    handle = files[path]
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(FormatError, match=r"x: cannot be read at byte 15 \(Input/output error\)"):
+        pread_into(handle, memoryview(bytearray(90)), 15, path)
 
 
 def test_shards_are_joined_by_name(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,9 +64,18 @@ def link(to: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(to)
 
 
+def socketed(path: Path) -> None:
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # whose names are short
+        server.bind(path.name)
+
+
 SPECIAL = {
     "pipe": pipe,
+    "socket": socketed,
     "zeros": link("/dev/zero"),
+    "made up": link("/proc/self/status"),
+    "unreadable": link("/proc/self/mem"),
+    "empty": Path.touch,
     "folder": Path.mkdir,
     "dangling": link("nowhere"),
     "circle": lambda path: path.symlink_to(path.name),

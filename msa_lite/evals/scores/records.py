@@ -16,6 +16,7 @@ from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.engine.models import Runner, model_identity, open_runner
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
+from msa_lite.io.files.reading import read_text
 from msa_lite.io.files.writing import digest, write_text
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source
@@ -83,7 +84,7 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
 def read_records(path: Path) -> list[Record]:
     """Return the records of a .jsonl file."""
     # Not splitlines: it also cuts at characters that answers may hold.
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    return [json.loads(line) for line in read_text(path, _MOST).split("\n") if line]
 
 
 def records_by_set(folder: Path) -> dict[str, list[Record]]:
@@ -96,6 +97,7 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
 
 
+_MOST = 4 << 30  # bytes of a set's records
 _Kind = Literal["scores", "generated"]
 _Answer = tuple[_Kind, int, Record]
 """The kind, the item's index, and what a record gets."""

@@ -87,18 +87,27 @@ def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
 
 
 def open_file(path: Path, kind: ErrorKind = FormatError) -> int:
-    """Open a regular file for reading; return its descriptor.
+    """Open a regular file for reading; return its descriptor. A read gives all that is asked for, up to the file's end.
 
-    Raise an error of this kind for what cannot be opened, and for folders, pipes, sockets and devices, on which a
-    read may never end.
+    Raise an error of this kind for what cannot be opened or read, for folders, pipes, sockets and devices, on which a
+    read may never end, and for files that the system makes up (/proc), which may give nothing, and later something.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise kind(f"{printable(path)}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    state, fault = os.fstat(handle), None
+    if not stat.S_ISREG(state.st_mode):
+        fault = "is a folder, pipe or device, not a file"
+    else:
+        try:
+            if os.pread(handle, 1, 0) and not state.st_size:
+                fault = "is no stored file: the system makes up what it holds"
+        except OSError as error:
+            fault = f"cannot be read ({error.strerror or error})"
+    if fault:
         os.close(handle)
-        raise kind(f"{printable(path)}: is a folder, pipe or device, not a file")
+        raise kind(f"{printable(path)}: {fault}")
     return handle
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import FormatError
+from msa_lite.io.files.reading import open_file
 from msa_lite.io.weights.checkpoint import FLOAT_DTYPES, TensorEntry
 from msa_lite.io.weights.quantised_forms import Packed
 
@@ -28,8 +29,7 @@ class Files:
     def __getitem__(self, path: Path) -> int:
         with self._lock:
             if path not in self._open:
-                # non-blocking: a pipe may have taken the file's place
-                self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+                self._open[path] = open_file(path)  # a pipe may have taken the file's place
             return self._open[path]
 
     def by_column(self, entry: TensorEntry, count: int) -> np.ndarray:
@@ -142,14 +142,14 @@ def holds_rows(copy: TensorEntry, original: TensorEntry, count: int) -> bool:
 def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:
     """Fill `buffer` from `offset`. One pread may return a part only, so it is called until all is there.
 
-    path: what messages name. Raise FormatError when the file ends early, OSError with the path when it fails.
+    path: what messages name. Raise FormatError when the file ends early, or cannot be read.
     """
     position = 0
     while position < len(buffer):
         try:
             count = os.preadv(handle, [buffer[position:]], offset + position)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            raise FormatError(f"{path}: cannot be read at byte {offset + position} ({error.strerror})") from error
         if count == 0:
             raise FormatError(
                 f"{path}: the file ended {len(buffer) - position} bytes early while a tensor was read; is it still "

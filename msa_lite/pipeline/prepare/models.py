@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.demo import REAL, SMOLLM2_CONFIG, HistorySettings, make_groups, make_history
@@ -19,7 +21,8 @@ from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
-from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.weights.blocks import Files, read_part
+from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import (
     Source,
     fetch,
@@ -245,16 +248,12 @@ def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     if forms[0] != forms[1]:
         return False
     floats = sorted((first.tensors[name] for name in forms[0] if first.tensors[name].is_float), key=lambda e: e.nbytes)
-    pairs = (zip(_blocks(entry), _blocks(second.tensors[entry.name]), strict=True) for entry in floats)
-    return all(here == there for blocks in pairs for here, there in blocks)
-
-
-def _blocks(entry: TensorEntry) -> Iterator[bytes]:
-    """Yield the bytes of a tensor, a block at a time."""
-    with entry.file.open("rb") as file:
-        file.seek(entry.start)
-        for start in range(0, entry.nbytes, _BLOCK):
-            yield file.read(min(_BLOCK, entry.nbytes - start))
+    files = Files()
+    blocks = ((entry, at, min(_BLOCK, entry.nbytes - at)) for entry in floats for at in range(0, entry.nbytes, _BLOCK))
+    return all(
+        np.array_equal(read_part(files, entry, at, size), read_part(files, second.tensors[entry.name], at, size))
+        for entry, at, size in blocks
+    )
 
 
 def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Row]) -> None:

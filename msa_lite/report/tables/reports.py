@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.files.reading import read_object
+from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, load_manifest
 from msa_lite.report.tables.formats import Cell, Section, TextTable
@@ -80,7 +80,7 @@ def load_report(path: Path) -> Report:
     if is_run_report(path):
         raise FormatError(f"{path}: the report of a whole run; give its folder, or a report.json in its evaluation/")
     try:
-        report = TypeAdapter(Report).validate_json(path.read_bytes(), strict=True)
+        report = TypeAdapter(Report).validate_json(read_bytes(path), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         place = "".join(f"{part}: " for part in [".".join(map(str, fault["loc"]))] if part)
