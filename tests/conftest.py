@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,16 +119,14 @@ def drawing() -> Iterator[Drawing]:
     from msa_lite.pipeline.run import report as reporting
     from msa_lite.report.page.run_files import make_page
 
-    original = reporting.write_page
-
     @contextmanager
     def drawn() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reporting, "write_page", original)
+            patch.setattr(reporting, "make_page", make_page)
             yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, "write_page", lambda story, path: path.write_text(make_page(story, drawn=False)))
+        patch.setattr(reporting, "make_page", partial(make_page, drawn=False))
         yield drawn
 
 

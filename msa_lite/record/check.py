@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from msa_lite.io.finished.seal import MANIFEST, Hashing, entries, verify_stages
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, name_in
 from msa_lite.io.weights.hub import content_files, revision_of, tokenizer_files
-from msa_lite.record.facts import hashed_revision
+from msa_lite.record.facts import handed_on, hashed_revision
 from msa_lite.record.schema import EarlierRecord, Removal
 from msa_lite.record.seal import (
     KEY_FILE,
@@ -33,6 +34,7 @@ from msa_lite.record.seal import (
     signature_of,
     signing_command,
 )
+from msa_lite.report.run.attacks import ATTACKS_FOLDER
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.stages import load_stages
 
@@ -108,18 +110,20 @@ def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
 
 
 FileState = Literal[
-    "same", "as published", "differs", "missing", "not here", "unreadable", "unnamed", "not in the record"
+    "same", "as published", "differs", "missing", "not here", "unreadable", "unnamed", "unsealed", "not in the record"
 ]
 """The state of a file against a record, by its bytes.
 
 as published: as `msa-lite publish` sends it. missing: its folder is here. not here: nor is its folder, or it is a run's
-own file, which may be left out. unnamed: a loader reads it with the model, and the record has no hash of it.
+own file, which may be left out. unnamed: a loader reads it with the model, and the record has no hash of it. unsealed:
+it goes with a record, such as a report, and this one has no hash of it.
 """
 _FAULTS: Mapping[str, str] = {
     "differs": "is not the file that {} has the hash of",
     "missing": "is missing, and {} has its hash",
     "unreadable": "cannot be read, so it was not compared with {}",
     "unnamed": "is loaded with the model, and {} has no hash of it",
+    "unsealed": "is not sealed: {} has no hash of it",
 }
 _LOADED = ("*.safetensors", "*config.json", INDEX_FILE, CODE)
 
@@ -135,7 +139,9 @@ class RecordCheck:
     record: Removal | None = None
     """The record; None where it cannot be read."""
     files: dict[str, FileState] = field(default_factory=dict)
-    """The state of each file, by its name in the folder."""
+    """The state of each file, by its name in the folder, or its path where it lies beside a record elsewhere."""
+    beside: frozenset[str] = frozenset()
+    """The paths of those that lie beside a record elsewhere."""
     broken: list[str] = field(default_factory=list)
     """Faults of the record itself, of its key, signature and chain, and a model that is known as another."""
     statements: list[str] = field(default_factory=list)
@@ -154,11 +160,12 @@ class RecordCheck:
     @property
     def faults(self) -> list[str]:
         """Return all faults, of files too."""
-        way = f"; `msa-lite report {self.folder}` writes it anew"
+        ways = {"report": "report", ATTACKS_FOLDER: "attack"}  # by the start of a file's name
+        commands = {name: ways.get(re.split("[./]", name)[0]) for name in self.differing}
         return self.broken + [
-            f"{self.folder / name}: {_FAULTS[self.files[name]].format(self.file.name)}"
-            f"{way * name.startswith('report.')}"
-            for name in self.differing
+            f"{name if name in self.beside else self.folder / name}: {_FAULTS[self.files[name]].format(self.file.name)}"
+            + (f"; `msa-lite {command} {self.folder}` writes it anew" if command else "")
+            for name, command in commands.items()
         ]
 
     def add_link(self, file: Path, item: EarlierRecord, run: Path | None) -> None:
@@ -204,7 +211,8 @@ def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verificat
     UsageError where a signature is to be checked and cannot be, and OutputError where nothing can be checked.
     """
     hashed = cache(hash_file)
-    homes = sorted({path.parent for path in folder.rglob(RECORD_FILE)} | ({folder} if allowed_signers else set()))
+    signs = (path for name in (RECORD_FILE, SIGNATURE_FILE) for path in folder.rglob(name))
+    homes = sorted({path.parent for path in signs} | ({folder} if allowed_signers else set()))
     checks = {home: check_record(home, allowed_signers if home == folder else None, hashed) for home in homes}
     stages = verify_stages(folder, needed=not checks, hashed=hashed)
     known = {home / name for home in homes for name in (*checks[home].files, RECORD_FILE, SIGNATURE_FILE, KEY_FILE)}
@@ -233,7 +241,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed
     if record is None:
         return findings
     model = folder / record.result.name
-    findings.files = {name: _state(folder, name, sha256, hashed) for name, sha256 in record.files.items()}
+    findings.files = _own_states(folder, record, hashed)
     there = f"{model.name}/" if model.is_dir() else "/"  # what is missing in there is a fault
     lost = [name for name, state in findings.files.items() if state == "missing" and not name.startswith(there)]
     findings.files |= dict.fromkeys(lost, "not here")
@@ -252,13 +260,19 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed
     return findings
 
 
+def _own_states(home: Path, record: Removal, hashed: Hashing) -> dict[str, FileState]:
+    """Return the states of a run's own files, which lie beside its record; unsealed ones, too."""
+    states = {name: _state(home, name, sha256, hashed) for name, sha256 in record.files.items()}
+    return states | {name: "unsealed" for name in handed_on(home) if name not in states}
+
+
 def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
-    """Check a model's folder against a record that lies elsewhere, and the signature beside that.
+    """Check a model's folder against a record that lies elsewhere, and the signature, report and the like beside that.
 
     All files of the folder are named. Those that no loader reads may be others than in the run, such as the card. Raise
     UsageError for the folder of a run, without a record, and where a signature is to be checked and cannot be.
     """
-    if not file.is_file():
+    if not file.exists():
         raise UsageError(f"{file}: no such file; give the {RECORD_FILE} of a run")
     findings = _open_record(folder, file)
     record = findings.record
@@ -266,10 +280,21 @@ def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | Non
         return findings
     if not any(folder.glob("*.safetensors")) and (folder / record.result.name).is_dir():
         raise UsageError(f"{folder}: holds no model itself; give {folder / record.result.name}")
-    _compare_model(findings, record, folder, cache(hash_file))
+    _compare_model(findings, record, folder, hashed := cache(hash_file))
+    manifest = f"{record.result.name}/{MANIFEST}"
+    absent = {name for name in record.files if name != manifest}
+    for home in [folder] if folder.samefile(file.parent) else [folder, file.parent]:
+        start = "" if home is folder else f"{home}/"
+        states = {name: state for name, state in _own_states(home, record, hashed).items() if state != "missing"}
+        states.pop(manifest, None)  # compared below, with the model
+        findings.files |= {start + name: state for name, state in states.items()}
+        findings.beside |= {start + name for name in states if start}
+        absent -= states.keys()
+    if absent:
+        findings.notes.append(f"{file.parent}: {', '.join(sorted(absent))}: not here, so not compared with the record")
     for name in entries(folder):
         findings.files.setdefault(name, "not in the record")
-    if _state(folder, MANIFEST, record.files.get(f"{record.result.name}/{MANIFEST}", ""), hash_file) == "same":
+    if _state(folder, MANIFEST, record.files.get(manifest, ""), hashed) == "same":
         findings.files[MANIFEST] = "same"
     _check_signed(findings, allowed_signers)
     for item in record.earlier:
@@ -277,7 +302,10 @@ def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | Non
     if not findings.faults:
         request = f" of the request {record.request}" if record.request else ""
         agrees = f"agrees with {file}: the unlearned {record.result.name}{request}, {len(record.result.files)} files"
-        findings.statements.insert(0, f"{folder}: {agrees}")
+        beside = [name for name in findings.files if name in findings.beside]
+        findings.statements.insert(0, f"{folder}: {', '.join([agrees, *beside])}")
+        outcome = f"{record.verdict.outcome}. " if record.verdict.outcome else ""
+        findings.statements.append(f"{file}: its verdict: {outcome}{record.verdict.sentence}")
     return findings
 
 
@@ -294,7 +322,10 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: 
     """Compare the unlearned model's files by content; name others that a loader reads; tell a known other model."""
     result, prefix = record.result, "" if model == findings.folder else f"{model.name}/"
     for name, item in result.files.items():
-        findings.files[prefix + name] = _state(model, name, item.sha256, hashed, result.published.get(name))
+        published = result.published.get(name)
+        findings.files[prefix + name] = _state(
+            model, name, item.sha256, hashed, published, _LARGEST if published else item.bytes
+        )
     try:
         present, loaded = content_files(model), {name_in(model, path) for path in tokenizer_files(model)}
         loaded |= {name for name in present if any(fnmatch(name, pattern) for pattern in _LOADED)}
@@ -309,12 +340,22 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: 
         findings.broken.append(str(error))
 
 
-def _state(folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None) -> FileState:
-    """Return the state of a file that a record names. A name that leads out of the folder names none in it."""
+_LARGEST = 1 << 30  # bytes of a file of which a record has no size; a report with rows takes some hundreds a row
+
+
+def _state(
+    folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None, largest: int = _LARGEST
+) -> FileState:
+    """Return the state of a file that a record names. A name that leads out of the folder names none in it.
+
+    largest: the most bytes that it can have; more are not read.
+    """
     path = folder / name
     if not os.path.lexists(path) or {"..", "/"} & {*Path(name).parts}:
         return "missing"
     try:
+        if path.is_file() and path.stat().st_size > largest:
+            return "differs"
         found = hashed(path)
     except (MsaError, OSError):
         return "unreadable"

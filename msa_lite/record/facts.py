@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import FormatError
+from msa_lite.catalogue import ATTACKS
+from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import MANIFEST, load_manifest
 from msa_lite.io.weights.hub import content_files, revision_of
@@ -16,7 +19,7 @@ from msa_lite.record.schema import EarlierRecord, FileHash, Judgement, Removal, 
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_record, record_hash, store_record
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER
-from msa_lite.report.run.provenance import RECIPE_FILE
+from msa_lite.report.run.provenance import PAGE_FILE, RECIPE_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict
 
 logger = logging.getLogger(__name__)
@@ -46,10 +49,16 @@ def hash_result(folder: Path, kind: ResultKind) -> ResultWeights:
     return ResultWeights(name=kind, revision=hashed_revision(files), files=files)
 
 
-def hash_run_files(folder: Path, kind: ResultKind, reports: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of a run's recipe, verdict, manifest, attacks and reports, as far as they are there."""
-    names = (RECIPE_FILE, VERDICT_FILE, f"{kind}/{MANIFEST}", f"{ATTACKS_FOLDER}/{REPORT_FILE}", *reports)
-    return {name: hash_file(folder / name) for name in names if (folder / name).is_file()}
+def handed_on(folder: Path) -> list[str]:
+    """Return the names of the files beside a record that go with it: recipe, verdict, findings of attacks, report."""
+    findings = [f"{ATTACKS_FOLDER}/{name}{REPORT_FILE}" for name in ("", *(f"{name}/" for name in ATTACKS))]
+    names = (RECIPE_FILE, VERDICT_FILE, *findings, PAGE_FILE, REPORT_FILE)
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
+def hash_run_files(folder: Path, kind: ResultKind) -> dict[str, str]:
+    """Return the SHA-256 of the files that go with a record, and of the manifest of the unlearned model."""
+    return {name: hash_file(folder / name) for name in (*handed_on(folder), f"{kind}/{MANIFEST}")}
 
 
 def read_vectors(manifest: Mapping[str, Any]) -> list[VectorWeights]:
@@ -99,15 +108,61 @@ def write_run_record(folder: Path, record: Removal) -> Removal:
     return record
 
 
-def seal_reports(folder: Path, written: Collection[str], hidden: Collection[str] = ()) -> None:
-    """Enter files that were written anew into the record of a run that has one. All other hashes stay as they are.
+def edited_files(folder: Path, written: Collection[str] = ()) -> list[str]:
+    """Return a line for each file that is not the one that the record of a finished run has the hash of.
 
-    hidden: files that show rows by now, so that the record has no hash of them.
+    written: names of files that are written anew anyway. A run that is unfinished, or was begun again, has none: its
+    record tells of another state. Raise FormatError for a broken record.
     """
-    if former := _former(folder):
-        files = {name: value for name, value in former.files.items() if name not in (*written, *hidden)}
-        files |= {name: hash_file(folder / name) for name in written if (folder / name).is_file()}
-        write_run_record(folder, former.model_copy(update={"files": files}))
+    record = _sealing_record(folder)
+    known = record.files if record else {}
+    here = dict.fromkeys([*known, *handed_on(folder)]) if record else {}
+    return [
+        f"{name}: not the file that {RECORD_FILE} has the hash of; put that one back, or run the recipe again"
+        for name in here
+        if name not in written and os.path.lexists(folder / name) and _hash(folder / name) != known.get(name)
+    ]
+
+
+@contextmanager
+def resealed(folder: Path, hashes: Mapping[str, str]) -> Iterator[None]:
+    """Seal files that the block writes, in the record of a finished run that has one; all other hashes stay.
+
+    hashes: their SHA-256 by name. Raise before the block where another file is not as recorded: nothing that was edited
+    is sealed. The user is told which edited files are lost, and that a signature will not fit any more.
+    """
+    if faults := edited_files(folder, hashes):
+        raise MismatchError(join_faults(f"{folder}: changed since {RECORD_FILE} was written:", faults))
+    record = _sealing_record(folder)
+    if record is None:
+        if (folder / RECORD_FILE).exists():
+            logger.warning("%s: the run is not finished, so its record has no hash of this report", folder)
+        yield
+        return
+    for name in hashes:
+        if name in record.files and (folder / name).exists() and _hash(folder / name) != record.files[name]:
+            logger.warning("%s: was not the file of %s; it is written anew", folder / name, RECORD_FILE)
+    changed = [name for name, sha256 in hashes.items() if record.files.get(name) != sha256]
+    if changed and (folder / SIGNATURE_FILE).exists():
+        logger.warning("%s: %s", folder, UNSIGNED)
+    yield
+    write_run_record(folder, record.model_copy(update={"files": record.files | dict(hashes)}))
+
+
+UNSIGNED = f"{RECORD_FILE} is signed; it is sealed anew, and {SIGNATURE_FILE} will not fit it: sign it again afterwards"
+
+
+def _sealing_record(folder: Path) -> Removal | None:
+    """Return the record of a run; None without one, and where the verdict, which comes last, is not there."""
+    has_record = (folder / RECORD_FILE).exists() and (folder / VERDICT_FILE).exists()
+    return load_record(folder / RECORD_FILE) if has_record else None
+
+
+def _hash(path: Path) -> str | None:
+    """Return a file's SHA-256; None for what cannot be read."""
+    with suppress(MsaError, OSError):
+        return hash_file(path)
+    return None
 
 
 def _former(folder: Path) -> Removal | None:

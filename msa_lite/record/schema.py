@@ -136,8 +136,8 @@ class Removal(Closed):
     verdict: Judgement
     """The verdict."""
     files: dict[str, Sha256]
-    """SHA-256 of the run's own files by name: recipe, verdict, report, findings of attacks, and the manifest of the
-    unlearned model. A report that shows rows is left out."""
+    """SHA-256 of the run's own files by name: recipe, verdict, findings of attacks, report, and the manifest of the
+    unlearned model. A report that shows rows holds random digits, so that its hash confirms no guess."""
     earlier: list[EarlierRecord]
     """Earlier requests whose vectors are part of the result, in the recipe's order."""
     previous_sha256: Sha256 | None

@@ -139,6 +139,7 @@ def make_key(path: Path) -> RecordKey:
 
 NAMESPACE = "msa-lite"
 _SECONDS = 60
+_SIGNATURE_LIMIT = 1 << 20  # bytes; it takes some hundreds
 
 
 def signing_command(record: Path) -> str:
@@ -161,12 +162,16 @@ def check_signature(record: Path, allowed_signers: str | Path | None = None) -> 
     ssh-keygen, or such a file.
     """
     signature = signature_of(record)
+    read_bytes(signature, _SIGNATURE_LIMIT, MismatchError)  # ssh-keygen would wait at a pipe
     if allowed_signers is None:
         answer = _call(record, "check-novalidate", "-s", signature)
         return f"{answer}; --allowed-signers FILE checks whose key that is"
     signers = local_path(allowed_signers)
-    if not signers.is_file():
-        raise UsageError(f"{signers}: no such file of allowed signers (a line: alice@example.org ssh-ed25519 AAAA…)")
+    try:
+        read_bytes(signers, kind=UsageError)
+    except UsageError as error:
+        lines = "alice@example.org ssh-ed25519 AAAA…"
+        raise UsageError(f"{error}; give a file of allowed signers (a line: {lines})") from error
     names = _call(record, "find-principals", "-s", signature, "-f", signers)
     signer = names.splitlines()[0].split(",")[0]  # a line of the file may name several
     return _call(record, "verify", "-f", signers, "-I", signer, "-s", signature)

@@ -13,9 +13,8 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
 from msa_lite.pipeline.verbs.ask import MergedPoints, Panel
-from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.report.run.choice import Choice, MetricsByName, Values
-from msa_lite.report.run.provenance import RECIPE_FILE
+from msa_lite.report.run.provenance import PAGE_FILE, RECIPE_FILE
 from msa_lite.report.run.rows import ListedRow
 from msa_lite.report.run.story import Story, load_story
 from msa_lite.report.tables.metrics import METRICS

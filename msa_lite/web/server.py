@@ -25,7 +25,7 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.finished.seal import in_use
 from msa_lite.pipeline.verbs.ask import Panel, open_panel
 from msa_lite.report.page.charts import COLOURS_FILE
-from msa_lite.report.page.run_files import PAGE_FILE
+from msa_lite.report.run.provenance import PAGE_FILE
 from msa_lite.strengths import Strengths
 from msa_lite.web.desk import Desk, Emit, OpenQuestion
 from msa_lite.web.facts import page_facts

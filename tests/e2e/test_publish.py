@@ -275,7 +275,7 @@ def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
 def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: CallCli) -> None:
     status, out, _ = call_cli("verify", run)
     assert (status, "not signed" in out) == (0, True)
-    assert "agrees with recipe.yaml, verdict.json, model/manifest.json, report.html, report.json" in out
+    assert "agrees with recipe.yaml, verdict.json, report.html, report.json, model/manifest.json" in out
     status, out, _ = call_cli("verify", run, "--rows", history / "data/forget.jsonl")
     assert (status, out.splitlines()[-1]) == (0, "18 of 18 rows were to be forgotten")
     status, out, _ = call_cli("verify", run, "--rows", history / "data/retain.jsonl")

@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from msa_lite.io.files.writing import hash_file
 from msa_lite.pipeline.run.report import report_run
-from msa_lite.record.facts import seal_reports
+from msa_lite.record.facts import resealed
 
 
 def copy_run(finished: Path, folder: Path) -> Path:
@@ -17,7 +18,8 @@ def copy_run(finished: Path, folder: Path) -> Path:
     shutil.copytree(finished, folder)
     text = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(text.replace(str(finished), str(folder)))
-    seal_reports(folder, ["recipe.yaml"])
+    with resealed(folder, {"recipe.yaml": hash_file(folder / "recipe.yaml")}):
+        pass
     report_run(folder, show_examples=True)
     return folder
 

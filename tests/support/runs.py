@@ -97,7 +97,7 @@ def make_removal(
         result=hash_result(run, "model"),
         forget_rows=make_key(run / KEY_FILE).hash_rows(forget_rows),
         verdict=judgement_of(make_verdict(make_forgotten(40), make_kept())),
-        files=hash_run_files(run, "model", ()),
+        files=hash_run_files(run, "model"),
         earlier=former,
         previous_sha256=former[-1].record_sha256 if former else None,
     )

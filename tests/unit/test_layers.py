@@ -37,7 +37,7 @@ ARROWS = {
     "recipe": {"catalogue", "errors", "io", "settings", "strengths"},
     "data": {"errors", "io", "settings"},
     "report": {"catalogue", "errors", "io", "settings"},
-    "record": {"errors", "io", "report"},
+    "record": {"catalogue", "errors", "io", "report"},
     "train": {"data", "errors", "io"},
     "budget": {"errors", "io", "report", "train"},
     "merger": {"errors", "io", "report", "strengths"},

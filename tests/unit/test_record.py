@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.finished.seal import manifest_text
 from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline.run.report import _model as named_model
 from msa_lite.record.check import check_record, find_rows
-from msa_lite.record.facts import read_vectors, seal_reports, utc
+from msa_lite.record.facts import read_vectors, resealed, utc
 from msa_lite.record.seal import (
     KEY_FILE,
     RECORD_FILE,
@@ -173,18 +172,47 @@ def test_a_change_of_any_value_shows(run: Path) -> None:
         assert all(RECORD_FILE in fault for fault in faults), faults
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "verdict.json", "report.json", "model/manifest.json"])
-def test_a_changed_file_of_the_run_is_a_fault_even_with_a_new_seal(run: Path, name: str) -> None:
-    (run / "report.json").write_text("{}")
-    seal_reports(run, ["report.json", "report.html"])
+WAY = "`msa-lite report {}` writes it anew"
+
+
+def test_a_new_report_vouches_for_itself_alone_and_no_edited_file_is_sealed(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def seal(text: str) -> None:
+        with resealed(run, {"report.json": hashlib.sha256(text.encode()).hexdigest()}):
+            (run / "report.json").write_text(text)
+
+    seal("{}")
     assert check_record(run).faults == []
-    raw = (run / name).read_text()
-    (run / name).write_text(manifest_text(json.loads(raw) | {"kind": "other"}) if "manifest" in name else f"{raw} ")
+    (run / "report.json").write_text("edited")
     (fault,) = check_record(run).faults
-    assert fault.startswith(f"{run / name}: is not the file that record.json has the hash of")
-    assert ("`msa-lite report" in fault) is (name == "report.json")
-    seal_reports(run, ["report.json", "report.html"])  # a new report vouches for itself alone
-    assert check_record(run).faults == ([] if name == "report.json" else [fault])
+    assert fault.endswith(f"report.json: is not the file that record.json has the hash of; {WAY.format(run)}")
+    (run / "record.json.sig").touch()
+    seal("new")
+    said = ("report.json: was not the file", "is signed; it is sealed anew", "is no signature of it any more")
+    assert [any(words in line for words in said) for line in caplog.messages] == [True] * 3, "before and after"
+    caplog.clear()
+    seal("new")
+    assert caplog.messages == []
+    (run / "record.json.sig").unlink()
+    assert check_record(run).faults == []
+    before = (run / RECORD_FILE).read_bytes()
+    for name in ("recipe.yaml", "verdict.json", "model/manifest.json", "report.html", "attacks/report.json"):
+        path = run / name
+        raw = path.read_bytes() if path.exists() else b""
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(raw + b" ")
+        assert any(f"{path}: is not " in fault for fault in check_record(run).faults)
+        with pytest.raises(MismatchError, match=f"{name}: not the file that record.json has the hash of"):
+            seal("other")
+        path.write_bytes(raw) if raw else path.unlink()
+    assert (run / RECORD_FILE).read_bytes() == before
+    assert (run / "report.json").read_text() == "new"
+    (run / "verdict.json").unlink()  # as while a run is made again
+    (run / "recipe.yaml").write_text("another")
+    seal("of an unfinished run")
+    assert (run / RECORD_FILE).read_bytes() == before
+    assert "the run is not finished" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.report import Metric, load_report, write_report
-from msa_lite.report.page.run_files import PAGE_FILE, make_page, run_json, write_page
+from msa_lite.report.page.run_files import make_page, run_json
+from msa_lite.report.run.provenance import PAGE_FILE
 from msa_lite.report.run.story import Story, load_story
 from msa_lite.report.run.update import place_of
 from tests.support.pages import page_text
@@ -25,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs/reference/report.md"
 
 def text_of(story: Story, folder: Path) -> str:
     """The text of a story's page, written into a folder."""
-    write_page(story, folder / PAGE_FILE)
+    (folder / PAGE_FILE).write_text(make_page(story), "utf-8")
     return page_text(folder)
 
 

@@ -142,7 +142,7 @@ def test_a_signature_is_checked_with_and_without_the_signers(signed: Path, tmp_p
     assert "for alice@example.org with" in check_signature(signed / RECORD_FILE, several)
     with pytest.raises(MismatchError, match="made with no key of the allowed signers"):
         check_signature(signed / RECORD_FILE, signers(tmp_path, "bob"))
-    with pytest.raises(UsageError, match="no such file of allowed signers"):
+    with pytest.raises(UsageError, match="give a file of allowed signers"):
         check_signature(signed / RECORD_FILE, tmp_path / "missing")
 
 
@@ -404,6 +404,92 @@ def test_a_config_as_it_is_published_is_known_and_no_other_is(run: Path, tmp_pat
     (run / "model/config.json").write_bytes(sent + b" ")
     files = refused(run / "model", "--record", tmp_path / "mine.json")[1]["files"]
     assert (files["tokenizer.json"], files["config.json"]) == ("differs", "differs")
+
+
+# What goes with a record: in the run's folder, and beside the record that a recipient of the model has.
+
+
+def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    def write(run: Path) -> None:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(change((run / name).read_bytes() if (run / name).exists() else b""))
+
+    return write
+
+
+def replay(name: str) -> Callable[[Path], object]:
+    """Put back a file of another run, or of an older state, which was sealed then."""
+    return edit(name, lambda raw: {"report.html": b"<p>PASS</p>\n"}.get(name, b"{}\n"))
+
+
+def put_pipe(name: str) -> Callable[[Path], object]:
+    def put(run: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return put
+
+
+HANDED_ON = (
+    "report.html", "report.json", "verdict.json", "recipe.yaml", "attacks/report.json", "attacks/prompt/report.json",
+)  # fmt: skip
+LATER = "attacks/relearn/report.json"
+EDITS: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
+    **{f"a word of {name}": (edit(name, lambda raw: raw.replace(b"FAIL", b"PASS")), {name: "differs"})
+       for name in HANDED_ON},
+    "another line end": (edit("verdict.json", lambda raw: raw.replace(b"\n", b"\r\n")), {"verdict.json": "differs"}),
+    "a line end more": (edit("recipe.yaml", lambda raw: raw + b"\n"), {"recipe.yaml": "differs"}),
+    "a byte order mark": (edit("report.json", lambda raw: b"\xef\xbb\xbf" + raw), {"report.json": "differs"}),
+    "another's reports": (
+        lambda run: [replay("report.html")(run), replay("report.json")(run)],
+        {"report.html": "differs", "report.json": "differs"},
+    ),
+    "a file that was not there": (edit(LATER, lambda raw: b"{}"), {LATER: "unsealed"}),
+    "a pipe": (put_pipe("report.html"), {"report.html": "unreadable"}),
+    "a link to a device": (
+        lambda run: [(run / "recipe.yaml").unlink(), (run / "recipe.yaml").symlink_to("/dev/zero")],
+        {"recipe.yaml": "unreadable"},
+    ),
+    "a file without end": (lambda run: os.truncate(run / "report.json", 1 << 42), {"report.json": "differs"}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def sealed(run: Path) -> Path:
+    """A run whose record has the hashes of all that goes with it."""
+    for name in HANDED_ON:
+        if name != "recipe.yaml" and name != "verdict.json":
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).write_text("{}\n<p>FAIL</p>\n")
+    (run / "verdict.json").write_text((run / "verdict.json").read_text().replace('"outcome"', '"FAIL": 1,\n"outcome"'))
+    make_removal(run, request="FAIL")
+    return run
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_each_changed_file_that_goes_with_a_record_is_named_everywhere(name: str, sealed: Path, tmp_path: Path) -> None:
+    received = tmp_path / "received"
+    received.mkdir()
+    shutil.copytree(sealed / "model", tmp_path / "model")
+    for part in (*HANDED_ON, RECORD_FILE):
+        (received / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sealed / part, received / part)
+    whole = tmp_path / "model", "--record", received / RECORD_FILE
+    done = verify(*whole)
+    assert (done.exception, verify(sealed).exception) == (None, None)
+    assert all(f"{received}/{part}" in done.stdout.splitlines()[-3] for part in HANDED_ON)
+    change, states = EDITS[name]
+    for place, start, arguments in ((sealed, "", [sealed]), (received, f"{received}/", [*whole])):
+        change(place)
+        shown, value = refused(*arguments)
+        files = value["files"] if start else value["records"]["."]["files"]
+        assert {file.removeprefix(start): state for file, state in files.items() if state in TOLD} == states
+        assert [file for file in states if not any(f"{place / file}: " in fault for fault in value["faults"])] == []
+        assert len(value["faults"]) == len(states) + (not start and name == "a link to a device")
+        assert all(file in shown for file in states)
+
+
+TOLD = {"differs", "missing", "unreadable", "unnamed", "unsealed"}
 
 
 def resealed(change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -25,6 +25,8 @@ from msa_lite.pipeline.prepare.questions import each_once
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage
+from msa_lite.record.facts import UNSIGNED
+from msa_lite.record.seal import SIGNATURE_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
 from msa_lite.report.run.stages import ROWS
 from msa_lite.report.verdict.figures import percent
@@ -146,7 +148,8 @@ class Campaign:
     @property
     def remarks(self) -> list[str]:
         """Return a line for each attack, or part of one, that is left out, or has too few rows to hold."""
-        remarks = [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
+        remarks = [UNSIGNED] if (self.folder / SIGNATURE_FILE).exists() else []
+        remarks += [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
         for name, attack in self.attacks.items():
             counts = attack.count_rows(self.ground)
             few = {part: rows for part, rows in counts.items() if rows < FEWEST_ROWS}

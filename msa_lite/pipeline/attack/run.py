@@ -29,7 +29,7 @@ from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign,
 from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
-from msa_lite.pipeline.run.report import REPORT_FILES, write_run_report
+from msa_lite.pipeline.run.report import REPORT_FILES, check_as_written, write_run_report
 from msa_lite.pipeline.stages.stage import DryRun, Stage, look_ahead, steps
 from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
@@ -83,7 +83,7 @@ def attack(
 def dry_attack(folder: str | Path, attacks: Sequence[str] = (), overrides: Iterable[str] = ()) -> DryRun:
     """Return what `attack` would do with the same arguments; raise what it raises before its work. Write nothing."""
     campaign = _campaign(_open(folder, attacks), attacks, overrides)
-    files = [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *REPORT_FILES, RECORD_FILE]
+    files = [*_findings(campaign.attacks), *REPORT_FILES, RECORD_FILE]
     return DryRun("attack", campaign.folder, look_ahead(campaign.own_stages()), campaign.remarks, files)
 
 
@@ -118,7 +118,14 @@ def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str
         recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
     baseline = recorded_baseline(read_run(opened.folder))
     scope = baseline_scope(baseline, recipe)[0] if baseline else msa_scope(recipe)
-    return open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
+    campaign = open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
+    check_as_written(opened.folder, [*REPORT_FILES, *_findings(campaign.attacks)])
+    return campaign
+
+
+def _findings(attacks: Iterable[str]) -> list[str]:
+    """Return the names of the reports of attacks in a run's folder."""
+    return [f"{ATTACKS_FOLDER}/{REPORT_FILE}", *(f"{ATTACKS_FOLDER}/{name}/{REPORT_FILE}" for name in attacks)]
 
 
 def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
@@ -137,7 +144,7 @@ def run_attacks(campaign: Campaign, progress: Progress) -> Attacked:
     if facts.attacks:
         models = {name: model_identity(campaign.subjects[name].source) for name in campaign.models}
         write_report(attack_report(facts, models), out)
-        write_run_report(campaign.folder, written=[f"{ATTACKS_FOLDER}/{REPORT_FILE}"])
+        write_run_report(campaign.folder, written=_findings(campaign.attacks))
     if failed:
         lines = [f"{name}: {reason}" for name, reason in failed.items()]
         raise StageError(join_faults(f"{out}: attacks failed; the others are made and reported:", lines))

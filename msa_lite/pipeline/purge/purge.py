@@ -7,6 +7,7 @@ What is outside of the run's folder is only named. `search_folders` finds files 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import time
@@ -26,11 +27,13 @@ from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import PURGING, in_use, locked
 from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
-from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.record.facts import utc
+from msa_lite.pipeline.run.report import REPORT_FILES, check_as_written, write_run_report
+from msa_lite.record.facts import UNSIGNED, utc
+from msa_lite.record.seal import SIGNATURE_FILE
 from msa_lite.report import REPORT_FILE
-from msa_lite.report.page.run_files import PAGE_FILE
-from msa_lite.report.run.provenance import PURGED_FILE
+from msa_lite.report.run.provenance import PAGE_FILE, PURGED_FILE
+
+logger = logging.getLogger(__name__)
 
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
 # By these marks a report is known to show examples or rows.
@@ -166,7 +169,8 @@ def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
         if files := list(_files_with_examples(home)):
             name = ", ".join(printable(path.relative_to(run.folder)) for path in files)
             size = sum(path.stat().st_size for path in files)
-            yield Holding(name, _EXAMPLES, size, partial(_write_without, home))
+            reason = f"{_EXAMPLES}; {UNSIGNED}" if (home / SIGNATURE_FILE).exists() else _EXAMPLES
+            yield Holding(name, reason, size, partial(_write_without, home))
 
 
 def _files_with_examples(home: Path) -> Iterator[Path]:
@@ -178,8 +182,13 @@ def _files_with_examples(home: Path) -> Iterator[Path]:
 
 def _write_without(home: Path) -> None:
     """Write the reports of a run without examples; remove those that cannot be written again."""
-    with suppress(MsaError, ImportError):  # a damaged run; a plain installation, which writes no page
+    try:
+        check_as_written(home, REPORT_FILES)
         write_run_report(home)
+    except (MsaError, ImportError) as error:  # a damaged run; a plain installation, which writes no page
+        logger.warning(
+            "%s: its report goes, since it cannot be sealed anew; `msa-lite report` makes it: %s", home, error
+        )
     for path in _files_with_examples(home):
         path.unlink()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from msa_lite.catalogue import OWN
@@ -18,9 +20,9 @@ from msa_lite.evals.benchmarks.benchmark import Records, find_benchmark
 from msa_lite.evals.scores.records import list_rows, pick_examples
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import notices
-from msa_lite.io.files.reading import local_path
-from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.seal import MANIFEST, load_manifest, locked, verify_stages
+from msa_lite.io.files.reading import local_path, printable
+from msa_lite.io.files.writing import hash_file, indented_json, write_text
+from msa_lite.io.finished.seal import load_manifest, locked, verify_stages
 from msa_lite.io.weights.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Run
@@ -31,21 +33,22 @@ from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.record.check import RowAnswer, find_rows
 from msa_lite.record.facts import (
     ResultKind,
+    edited_files,
     hash_result,
     hash_run_files,
     judgement_of,
     read_earlier,
     read_vectors,
-    seal_reports,
+    resealed,
     utc,
     write_run_record,
 )
 from msa_lite.record.schema import ModelWeights, Removal
-from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RowContent, make_key
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RowContent, load_key, make_key
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.page.card import read_target_card
-from msa_lite.report.page.run_files import PAGE_FILE, run_json, write_page
-from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, purge_day, read_run
+from msa_lite.report.page.run_files import make_page, run_json
+from msa_lite.report.run.provenance import PAGE_FILE, PURGED_FILE, RECIPE_FILE, purge_day, read_run
 from msa_lite.report.run.rows import RowList, SideBySide
 from msa_lite.report.run.story import Story, formula_of, load_story
 from msa_lite.report.tables.reports import reading
@@ -69,7 +72,7 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
     read_run(folder)
-    _check_unchanged(folder)
+    check_as_written(folder, REPORT_FILES)
     with locked(folder) if show_examples else nullcontext():  # or rows would come back that a purge has just removed
         listed = forget_rows(folder) if rows else None
         examples = _examples(folder) if show_examples else ()
@@ -80,21 +83,35 @@ def report_run(folder: str | Path, show_examples: bool = False, rows: bool = Fal
 def write_run_report(
     folder: Path, examples: Sequence[SideBySide] = (), rows: RowList | None = None, written: Sequence[str] = ()
 ) -> Story:
-    """Write both forms of a run's report, and their hashes into its record, if it has one.
+    """Write both forms of a run's report, and their hashes into its record, if it is finished.
 
     written: other files that the caller has just written, whose hashes go there, too. The same files in its folder
-    give the same bytes.
+    give the same bytes. Raise MismatchError, before anything is written, where a file is not as the record has it.
     """
     story = replace(load_story(folder, examples), forget_rows=rows)
-    _write_report(story)
-    shows_rows = bool(examples or rows)
-    seal_reports(folder, (*written, *(() if shows_rows else REPORT_FILES)), REPORT_FILES if shows_rows else ())
+    if examples or rows:
+        story = replace(story, salt=_salt(folder))
+    texts = _report_texts(story)
+    hashes = {name: hash_file(folder / name) for name in written}
+    with resealed(folder, hashes | {name: sha256(text.encode()).hexdigest() for name, text in texts.items()}):
+        _write_report(folder, texts)
     return story
 
 
-def _write_report(story: Story) -> None:
-    write_json(story.folder / REPORT_FILE, run_json(story))
-    write_page(story, story.folder / PAGE_FILE)
+def _salt(folder: Path) -> str:
+    """Return what makes the hash of a report with rows useless to whoever guesses at them: the record is public."""
+    with suppress(MsaError):
+        return load_key(folder / KEY_FILE).digest("report")
+    return secrets.token_hex(32)
+
+
+def _report_texts(story: Story) -> dict[str, str]:
+    return {REPORT_FILE: indented_json(run_json(story)), PAGE_FILE: printable(make_page(story))}
+
+
+def _write_report(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        write_text(folder / name, text)
 
 
 def drop_report(folder: Path) -> None:
@@ -103,16 +120,17 @@ def drop_report(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check_unchanged(folder: Path) -> None:
-    """Raise MismatchError, as `msa-lite verify` does, where a file of a stage is not as it was written."""
-    if not any(folder.rglob(MANIFEST)):
-        return
-    faults = verify_stages(folder)
+def check_as_written(folder: Path, written: Sequence[str] = ()) -> None:
+    """Raise MismatchError, as `msa-lite verify` does, where a file of a stage or of the record is not as written.
+
+    written: names of files that will be written anew.
+    """
+    faults = verify_stages(folder, needed=False)
     lines = [f"{stage.relative_to(folder)}/{fault}" for stage, of_stage in faults.items() for fault in of_stage]
-    if lines:
-        broken = sum(map(bool, faults.values()))
-        headline = f"{folder}: differs from its manifest ({broken} of {len(faults)} folders):"
-        raise MismatchError(join_faults(headline, lines, limit=100))
+    broken, edited = sum(map(bool, faults.values())), edited_files(folder, written)
+    if lines or edited:
+        what = f"differs from its manifest ({broken} of {len(faults)} folders)" if broken else "differs from its record"
+        raise MismatchError(join_faults(f"{folder}: {what}:", [*lines, *edited], limit=100))
 
 
 def _examples(folder: Path) -> list[SideBySide]:
@@ -182,7 +200,7 @@ def write_record(run: Run, story: Story, chosen: Values, merged: Merged | Merged
     """
     folder, verdict = run.folder, story.verdict
     assert verdict is not None, "the run is finished"
-    _write_report(story)
+    _write_report(folder, _report_texts(story))
     kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
     models = [name for name in ("target", "prior", "ideal") if name in run.sources]
     if run.scope.start == "target":
@@ -205,7 +223,7 @@ def write_record(run: Run, story: Story, chosen: Values, merged: Merged | Merged
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         forget_rows=make_key(folder / KEY_FILE).hash_rows(map(_content, run.rows["forget"])),
         verdict=judgement_of(verdict),
-        files=hash_run_files(folder, kind, REPORT_FILES),
+        files=hash_run_files(folder, kind),
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,
     )

@@ -1,4 +1,4 @@
-"""Write a run's report.json, and report.html, which needs no network.
+"""Make the content of a run's report.json, and of report.html, which needs no network.
 
 What the page says is in `templates/report.html.jinja`, which escapes all that comes from the run. The same story gives
 the same bytes.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from msa_lite.catalogue import evidence_metric
-from msa_lite.io.files.writing import json_form, write_text
+from msa_lite.io.files.writing import json_form
 from msa_lite.report.page.card import PAPER
 from msa_lite.report.page.charts import ByModel, Chart, cut, loss_chart, score_dots, sweep_chart
 from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
@@ -26,7 +25,6 @@ from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.tables.reports import RUN_REPORT, Metric, Report, arrow, number, reports_table, signed
 from msa_lite.report.verdict.figures import percent
 
-PAGE_FILE = "report.html"
 _TEMPLATE = "report.html.jinja"
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
 _MOST_LINES = 3  # metrics in the first picture, a side
@@ -38,7 +36,7 @@ def run_json(story: Story) -> dict[str, Any]:
     head = ("sentence", "basis", "outcome", "verdict", "missing", "warnings")
     facts = ("benchmark", "split", "rows", "main_metrics")
     method = ("method", "formula", "strengths", "earlier", "names")
-    findings = ("evidence", "attacks", "probe", "earlier_rows", "interference", "examples", "forget_rows")
+    findings = ("evidence", "attacks", "probe", "earlier_rows", "interference", "examples", "forget_rows", "salt")
     return {
         "kind": RUN_REPORT,
         **{key: json_form(getattr(story, key)) for key in (*head, *facts)},
@@ -88,11 +86,6 @@ def _choice_values(story: Story) -> dict[str, Any] | None:
     ]
     facts = {"rule": choice.rule, "part": choice.split, "chosen": dict(choice.values), "doubts": list(choice.doubts)}
     return {**facts, "points": points, "written_gap": story.written_gap}
-
-
-def write_page(story: Story, path: Path) -> None:
-    """Write a run's page, whole or not at all."""
-    write_text(path, make_page(story))
 
 
 def make_page(story: Story, drawn: bool = True) -> str:

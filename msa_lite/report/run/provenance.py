@@ -172,6 +172,7 @@ def result_revision(folder: Path) -> str:
     return revision_of({name: hashes.get(name) for name in content_files(folder)})
 
 
+PAGE_FILE = "report.html"  # of a run: the report for a browser
 PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when
 
 

@@ -108,6 +108,8 @@ class Story:
     """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
     forget_rows: RowList | None = None
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
+    salt: str | None = None
+    """Random digits of a report with rows: without them, its hash in the public record would confirm guesses."""
 
     @property
     def is_baseline(self) -> bool:

@@ -13,11 +13,10 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.run.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.page.run_files import PAGE_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER
 from msa_lite.report.run.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER
-from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
+from msa_lite.report.run.provenance import PAGE_FILE, PURGED_FILE, RECIPE_FILE
 from msa_lite.report.run.stages import STAGES_FILE
 from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE
