@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_364,
+    "lines of the package": 34_460,
     "modules": 278,
-    "lines of the tests": 41_819,
-    "words of the docs": 49_996,
+    "lines of the tests": 41_908,
+    "words of the docs": 50_005,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 90,
