@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from msa_lite.errors import FormatError, MismatchError, OutputError, UsageError,
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import check_space
 from msa_lite.io.finished.manifest import is_finished, stage_folder
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.seal import MANIFEST, check_unchanged, load_manifest, take_marks, verify_folder
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, is_adapter, load_adapter
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.weights.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
@@ -71,6 +72,8 @@ class Moments:
     """The second moments of the inputs of a target's linear layers, on forget and on retain rows."""
 
     folder: Path
+    inputs: Mapping[str, Any]
+    """All that decides them, as their manifest records it."""
     target: str
     """The revision of the target that they were measured at."""
     rows: str | None
@@ -92,18 +95,36 @@ class Moments:
             forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
         except FormatError as error:
             raise FormatError(f"{self.folder}: the moments of {root} are damaged; measure them again") from error
+        if forget.shape[1] != retain.shape[1]:
+            raise FormatError(
+                f"{self.folder}: the moments of {root} are of {forget.shape[1]} inputs on forget rows and of "
+                f"{retain.shape[1]} on retain rows; measure them again"
+            )
         return layer_filter(forget, retain, strength)
+
+    def roots_of(self, name: str, count: int) -> tuple[str, ...]:
+        """Return the names of a tensor's roots, one for each of its matrices; none where it was not measured.
+
+        Raise MismatchError where there are more or fewer.
+        """
+        roots = self.layers[name].roots if name in self.layers else ()
+        if roots and len(roots) != count:
+            raise MismatchError(f"{name}: {count} matrices in the vector, {len(roots)} in {self.folder}")
+        return roots
 
 
 def load_moments(folder: Path) -> Moments:
     """Open a folder that `run --until moments` has written.
 
-    Raise UsageError where it is none, FormatError where files and manifest do not fit.
+    Raise UsageError where it is none, FormatError where the files are not as they were written, to the last byte.
     """
     manifest = load_manifest(folder)
-    if manifest is None or manifest["kind"] != MOMENTS_FOLDER:
+    if manifest is None and not os.path.lexists(folder / MANIFEST) or manifest and manifest["kind"] != MOMENTS_FOLDER:
         raise UsageError(f"{folder}: holds no moments; `msa-lite run RECIPE --until moments` measures them")
-    entries = {e.name: e for path in sorted(folder.glob("*.safetensors")) for e in read_shard(path).tensors}
+    if faults := verify_folder(folder):
+        raise FormatError(join_faults(f"{folder}: not as it was written; measure the moments again:", faults))
+    assert manifest is not None, "verified"
+    entries = {e.name: e for name in manifest["files"] for e in read_shard(folder / name).tensors}
     try:
         layers = {
             str(name): Layer((root,) if isinstance(root, str) else tuple(map(str, root)), bool(turned))
@@ -113,18 +134,25 @@ def load_moments(folder: Path) -> Moments:
         wanted = [f"{side}.{root}" for side in SIDES for layer in layers.values() for root in layer.roots]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
-    if missing := [name for name in dict.fromkeys(wanted) if name not in entries or len(entries[name].shape) != 2]:
-        raise FormatError(join_faults(f"{folder}: moments that are missing or no matrices; measure again:", missing))
-    return Moments(folder, target, rows, layers, entries)
+    if odd := [name for name in dict.fromkeys(wanted) if not _is_root(entries.get(name))]:
+        raise FormatError(join_faults(f"{folder}: moments that are missing, or no matrices in fp32; measure again:", odd))
+    return Moments(folder, manifest["inputs"], target, rows, layers, entries)
 
 
-def filter_inputs(vector: Source, moments: Moments, strength: float, prior: Source | None) -> dict[str, Any]:
-    """Return all that decides a filtered vector, as its manifest records it. The prior decides that of a checkpoint."""
-    files = (load_manifest(moments.folder) or {}).get("files", {})
-    hashes = {name: item["sha256"] for name, item in files.items()}
+def _is_root(entry: TensorEntry | None) -> bool:
+    return entry is not None and entry.dtype == "F32" and len(entry.shape) == 2 and 0 not in entry.shape
+
+
+def filter_inputs(
+    vector: Source, moments: Mapping[str, Any], strength: float, prior: Source | None
+) -> dict[str, Any]:
+    """Return all that decides a filtered vector, as its manifest records it. The prior decides that of a checkpoint.
+
+    moments: all that decides these, since they may be gone when a run looks again.
+    """
     start = {} if prior is None or is_adapter(vector.folder) else {"prior": prior.identity()}
     ridges = {"forget": FORGET_RIDGE, "retain": RETAIN_RIDGE}
-    return {"vector": vector.identity(), "moments": hashes, "strength": strength, "ridges": ridges, **start}
+    return {"vector": vector.identity(), "moments": moments, "strength": strength, "ridges": ridges, **start}
 
 
 def filter_vector(
@@ -152,6 +180,7 @@ def filter_vector(
     """
     if not 0 < strength < math.inf:
         raise UsageError(f"the filter's strength is {strength:g}; it must be above 0 and finite")
+    marks = take_marks(Path(moments), ["*.safetensors"])
     measured, goal, source = load_moments(Path(moments)), _find(target), _find(vector)
     if measured.target != goal.revision:
         raise UsageError(
@@ -165,7 +194,7 @@ def filter_vector(
             "measure the moments by the recipe that fitted it"
         )
     start, folder = None if prior is None else _find(prior), Path(out)
-    inputs = filter_inputs(source, measured, strength, start)
+    inputs = filter_inputs(source, measured.inputs, strength, start)
     if is_finished(folder, inputs):
         return folder
     is_low_rank = is_adapter(source.folder)
@@ -175,12 +204,13 @@ def filter_vector(
         raise OutputError(f"{folder}: holds another vector, which was fitted; choose another output folder")
     after, filters = load_checkpoint(goal.folder), _Filters(measured, strength, partial(progress, label))
     facts: dict[str, Any] = {}
-    with stage_folder(folder, "vector", inputs, facts) as place:
+    with stage_folder(folder, "vector", inputs, facts, private=True) as place:
         growth = {}
         if start is None or is_low_rank:
             growth["growth"] = _filter_adapter(source.folder, after, place, filters)
         else:
             _filter_checkpoint(source.folder, after, load_checkpoint(start.folder), place, filters)
+        check_unchanged(marks)
         facts["filter"] = {"strength": strength, "layers": filters.count, **growth}
     return folder
 
@@ -236,7 +266,7 @@ def _filter_adapter(folder: Path, target: Checkpoint, out: Path, filters: _Filte
     # By the name of A and by expert, the factors that were measured: a gate and an up share an expert's rows of A.
     parts: dict[str, dict[int, dict[tuple[str, str], LowRank]]] = {}
     for name, lows in names.items():
-        for root, low in zip(layers[name].roots if name in layers else (), lows, strict=name in layers):
+        for root, low in zip(filters.moments.roots_of(name, len(lows)), lows, strict=False):
             expert = low.share.expert if low.share else 0
             parts.setdefault(low.a.name, {}).setdefault(expert, {})[name, root] = low
     filters.total = sum(map(len, parts.values()))
@@ -315,8 +345,9 @@ def _rows_of(files: Files, delta: Delta) -> Rows:
 def _changes(entry: TensorEntry, delta: Difference, filters: _Filters) -> Iterator[tuple[TensorEntry, Rows]]:
     """Yield a matrix, or each slice of a tensor of experts, and a function that gives rows [start, stop) of its D′,
     as it is stored."""
-    layer = filters.moments.layers[entry.name]
-    for root, part, tuned, prior in zip(layer.roots, *map(_slices, (entry, delta.tuned, delta.prior)), strict=True):
+    layer, slices = filters.moments.layers[entry.name], [*map(_slices, (entry, delta.tuned, delta.prior))]
+    roots = filters.moments.roots_of(entry.name, len(slices[0]))
+    for root, part, tuned, prior in zip(roots, *slices, strict=True):
         rows = _rows_of(filters.files, Difference(tuned, prior))
         filtering = filters.of(entry.name, root, part.shape[0 if layer.transposed else 1], solve=True)
         yield part, _filtered_rows(part, rows, filtering, layer.transposed)

@@ -138,6 +138,8 @@ class Merge(Closed):
     is chosen with α; off if α is given. Without retain rows it uses holdout rows; without these, auto is off. off: the
     vector as it was fitted. For a baseline that trains, a number filters the change of the chosen epoch; auto is
     off."""
+    keep_moments: bool = False
+    """Keep `moments/` once the vectors are filtered; texts could be guessed from it. Default: it is removed."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
 

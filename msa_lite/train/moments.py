@@ -1,7 +1,8 @@
 """Measure the second moments of the inputs of a model's linear layers, over the labelled positions of rows.
 
-A second moment XᵀX is kept as a root: X itself, one row a position, or the triangle of its QR decomposition once there
-are more positions than inputs. So nothing is larger than (in, in), and a root loses nothing to squaring. QR runs in
+A second moment XᵀX is kept as a root: Q X for a random orthogonal Q, or Q R for the triangle R of a QR decomposition
+once there are more positions than inputs. So nothing is larger than (in, in), a root loses nothing to squaring, and no
+row of it is a position's: those of X spell the answers word by word (`tests/tools/moments_attack.py`). All this runs in
 fp64 on the CPU, also where there is a GPU.
 
 transformers stacks the experts of a layer into one module, (experts, out, in), whichever way the checkpoint stores
@@ -12,6 +13,7 @@ DBRX's, are not measured.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from msa_lite.data import Example, group_rows, pass_tokens, to_batch
 from msa_lite.errors import MismatchError, NotFiniteError
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished, stage_folder
+from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.models.places import find_places
@@ -57,10 +60,10 @@ def write_moments(
 ) -> None:
     """Measure the moments of a model's linear layers into a folder, unless it was made from these inputs.
 
-    The files hold the roots, (k, in) in fp32 with k ≤ in, by set and layer ("forget.model.layers.0.mlp.up_proj").
-    Of layers that get the same input, such as those of queries, keys and values, only the first has roots; the manifest
-    tells which. Only positions that predict a label count. Of more than `MOST_LABELS` in a set, only every second, or
-    third, … one does.
+    The files, which only their owner can read, hold the roots, (k, in) in fp32 with k ≤ in, by set and layer
+    ("forget.model.layers.0.mlp.up_proj"). Of layers that get the same input, such as those of queries, keys and values,
+    only the first has roots; the manifest tells which. Only positions that predict a label count. Of more than
+    `MOST_LABELS` in a set, only every second, or third, … one does.
 
     Each expert has roots of its own, over the positions that are sent to it ("….mlp.experts.gate_up_proj.3"). One that
     gets fewer than 32 positions of either set has, on both sets, the roots over the inputs of all experts of its module
@@ -73,12 +76,14 @@ def write_moments(
     from safetensors.numpy import save_file
 
     if is_finished(folder, inputs):
-        return
+        if not (faults := verify_folder(folder)):
+            return
+        logger.warning("%s: measured anew, because %s", folder, "; ".join(faults))
     for name, examples in rows.items():
         if (count := sum(map(count_labels, examples))) < _FEW:
             logger.warning("the %s rows have only %d labelled tokens; the filter knows little of them", name, count)
     facts: dict[str, Any] = {"layers": {}}
-    with stage_folder(folder, "moments", inputs, facts) as partial:
+    with stage_folder(folder, "moments", inputs, facts, private=True) as partial:
         model = load()
         paths, stacks = linear_layers(model, names), expert_stacks(model, names)
         for number, (layers, roots) in enumerate(_measure(model, paths, stacks, rows, pad, progress)):
@@ -305,20 +310,39 @@ class _Root:
             self._shrink()
 
     def matrix(self) -> np.ndarray:
-        """Return the root. Raise NotFiniteError where it is not finite."""
+        """Return the root, mixed. Raise NotFiniteError where it is not finite."""
+        import torch
+
         if self._rows > self._blocks[0].shape[1]:
             self._shrink()
-        # safetensors writes memory as it lies, and QR leaves its triangle column by column.
-        matrix: np.ndarray = np.ascontiguousarray(np.concatenate([block.numpy() for block in self._blocks]))
-        if not np.isfinite(matrix).all():
+        rows = torch.cat(self._blocks)
+        if not rows.isfinite().all():
             raise NotFiniteError("the inputs of a layer are no numbers (NaN); the model's weights are broken")
-        return matrix
+        return mixed(rows)
 
     def _shrink(self) -> None:
         import torch
 
         triangle = torch.linalg.qr(torch.cat(self._blocks).double(), mode="r").R.float()
         self._blocks, self._rows = [triangle], len(triangle)
+
+
+def mixed(rows: Any) -> np.ndarray:
+    """Return Q X (k, in) in fp32 for rows X and a random orthogonal Q, drawn evenly from all of them (Haar).
+
+    Whoever does not know Q learns XᵀX and nothing else: with every other order of the rows, or other rows of the same
+    moment, Q X is as likely. Q is drawn by the hash of X. So a rerun gives the same files, and no seed lies about. The
+    rows of S Vᵀ, of a singular value decomposition, would be single tokens where tokens are nearly orthogonal and some
+    are repeated.
+    """
+    import torch
+
+    seed = int.from_bytes(hashlib.sha256(rows.contiguous().numpy()).digest())
+    noise = np.random.default_rng(seed).standard_normal((len(rows), len(rows)))
+    turn, triangle = torch.linalg.qr(torch.from_numpy(noise))
+    turn *= triangle.diagonal().sign()  # else the signs would favour the first positions
+    matrix: np.ndarray = (turn @ rows.double()).float().numpy()
+    return np.ascontiguousarray(matrix)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from msa_lite.choose.search import StrengthSearch
 from msa_lite.errors import MismatchError, RecipeError, UsageError
 from msa_lite.evidence.evidence import Scene
 from msa_lite.evidence.nearer import Nearer
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
-from tests.e2e.conftest import CallCli, prepared, times, tiny_recipe
+from tests.e2e.conftest import CallCli, hashes, prepared, times, tiny_recipe
 from tests.support.pages import page_text
 
 DEFAULT = [*EVIDENCE]
@@ -109,7 +110,18 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
     folder = result.folder
     filtered = folder / "vectors/forget-filter-1.5"
     assert (load_manifest(filtered) or {})["filter"]["layers"] == 7
+    assert not (folder / "moments").exists(), "nothing needs them any more"
+    before, states = times(folder), states_of(recipe)
+    assert states["moments"] == states["filtered forget vector, λ = 1.5"] == states["merge"] == "done"
+    msa_lite.run(recipe)
+    assert times(folder) == before, "nothing is made anew"
+    states = states_of(recipe, "merge.filter=2")
+    assert [states[name] for name in ("moments", "forget vector", "merge")] == ["to do", "done", "anew"]
+    assert states["filtered forget vector, λ = 2"] == "to do"
     by_hand = tmp_path / "by-hand"
+    msa_lite.run_moments(recipe)
+    private = [path for place in (folder / "moments", filtered) for path in (place, *place.iterdir())]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in private} == {0}
     models = ("--target", recipe["target"], "--forget", folder / "vectors/forget", "--prior", recipe["prior"])
     models += ("--retain", folder / "vectors/retain", "--beta", 0.5)
     moments = ("--filter", folder / "moments", "--filter-strength", 1.5)
@@ -131,12 +143,36 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
     assert "λ = 1.5" in card
     assert "lambda 1.5" in config
     assert "lambda 1.5" in (folder / "model/mergekit_config.yml").read_text()
-    before = times(folder)
+    (folder / "moments/manifest.json").touch()
+    (folder / "moments/moments-00001.safetensors").unlink()  # as a kill while they were removed leaves them
     msa_lite.run(recipe)
-    assert times(folder) == before  # nothing is made anew
-    states = {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=["merge.filter=2"]).stages}
-    assert [states[name] for name in ("moments", "forget vector", "merge")] == ["done", "done", "anew"]
-    assert states["filtered forget vector, λ = 2"] == "to do"
+    assert times(folder) == before
+    msa_lite.run(recipe, ["merge.filter=2", "merge.keep_moments=true"])
+    after = times(folder)
+    assert after["vectors/forget/manifest.json"] == before["vectors/forget/manifest.json"]
+    assert verify_folder(folder / "moments") == []
+
+
+def states_of(recipe: dict[str, Any], *overrides: str) -> dict[str, str]:
+    return {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=overrides).stages}
+
+
+def test_damaged_moments_are_measured_anew_by_a_run_and_refused_by_a_merge(
+    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe["merge"] = {"filter": 1.5, "keep_moments": True}
+    folder = msa_lite.run(recipe).folder
+    file, before = folder / "moments/moments-00001.safetensors", hashes(folder / "moments", "manifest.json")
+    file.write_bytes(file.read_bytes()[:-4] + bytes(4))
+    models = ("--target", recipe["target"], "--forget", folder / "vectors/forget", "--prior", recipe["prior"])
+    options = ("--filter", folder / "moments", "--filter-strength", 1.5, "--out", tmp_path / "by-hand")
+    status, _, errors = call_cli("merge", *models, *options)
+    assert status == 3
+    assert "content changed" in errors
+    assert not list(tmp_path.glob("by-hand*"))
+    msa_lite.run(recipe)
+    assert "measured anew, because" in capsys.readouterr().err
+    assert hashes(folder / "moments", "manifest.json") == before
 
 
 def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[str, Any], call_cli: CallCli) -> None:
@@ -168,6 +204,7 @@ def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     start: str, mode: str, recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
 ) -> None:
     recipe["merge"], recipe["baseline"], recipe["select"] = {"filter": 1.5}, {"start": start}, {"validation": 0.25}
+    recipe["merge"]["keep_moments"] = True
     recipe["vector"] |= {"mode": mode, "learning_rate": 1e-3, "warmup_epochs": 0}
     result = msa_lite.run_baseline("npo", recipe)
     assert result is not None
@@ -191,5 +228,6 @@ def test_a_baselines_chosen_change_is_filtered_before_it_is_merged(
     assert status == 0, errors
     assert "filtered" in table
     before = times(folder)
-    msa_lite.run_baseline("npo", recipe)
+    msa_lite.run_baseline("npo", recipe | {"merge": {"filter": 1.5}})
+    assert before.pop("moments/manifest.json")
     assert times(folder) == before  # nothing is made anew

@@ -302,7 +302,7 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
     inputs = (load_manifest(run / "sweep") or {})["inputs"]
     assert inputs["candidates"] == {"alpha": "auto", "beta": [0.0], "filter": [1.0, 4.0]}
     assert [*inputs["prior"]] == ["forget.jsonl"]  # what a model scores that never saw the rows
-    for stage in ("sweep", "model", "vectors/forget", "moments", "evaluation/prior_validation"):
+    for stage in ("sweep", "model", "vectors/forget", "evaluation/prior_validation"):
         assert verify_folder(run / stage) == [], stage
     given = merge_arguments(load_recipe(recipe))
     assert (given["alpha"], given["beta"]) == ([result.point.alpha], result.point.beta)

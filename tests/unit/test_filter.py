@@ -25,6 +25,7 @@ from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, layer_filter
 from msa_lite.train.moments import write_moments
 from tests.support.fits import Killed
 from tests.support.models import save_adapter
+from tests.tools import moments_attack as attack
 
 INPUTS = 24
 
@@ -128,6 +129,21 @@ def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> N
             np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
 
 
+def test_stored_moments_give_no_answer_back_in_order(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """One look-up a row spells the rows of X, and none of the stored root; what stays is the bag of tokens."""
+    folder = make_checkpoint("llama")
+    model = load_model(folder).float()
+    tokens = attack.inputs_of_tokens(model, attack.first_layer(model, folder))
+    ids = np.random.default_rng(0).permutation(np.arange(5, 5 + len(tokens) // 2))
+    answers = [[int(token) for token in [*part, part[1]]] for part in np.split(ids[:20], 4)]
+    rows = {**ROWS, "forget": [Example(n, answer, [-100, *answer[1:]]) for n, answer in enumerate(answers)]}
+    plain, stored = (attack.stored_root(model, folder, tmp_path / str(mix), rows, mix) for mix in (False, True))
+    wanted = attack.answer_inputs(rows["forget"])
+    assert [attack.spelled(root, tokens, wanted) for root in (plain, stored)] == [4, 0]
+    assert [attack.single_rows(root, tokens) for root in (plain, stored)] == [len(plain), 0]
+    assert attack.bag(stored, tokens) == {token for answer in wanted for token in answer}
+
+
 def test_of_many_labels_evenly_drawn_ones_are_measured(
     make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +156,9 @@ def test_of_many_labels_evenly_drawn_ones_are_measured(
     files = load_file(tmp_path / "m/moments-00001.safetensors")
     name = "model.layers.0.mlp.down_proj"
     every = plain_inputs(model, "llama", ROWS["retain"])[name]  # 36 positions
-    np.testing.assert_allclose(files[f"retain.{name}.weight"], every[::4], atol=1e-5)
-    assert len(files[f"forget.{name}.weight"]) == 5  # all of them
+    root = files[f"retain.{name}.weight"]
+    np.testing.assert_allclose(root.T @ root, every[::4].T @ every[::4], atol=1e-5)
+    assert [len(files[f"{side}.{name}.weight"]) for side in ROWS] == [5, 9]
 
 
 def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing(

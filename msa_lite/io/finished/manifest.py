@@ -131,6 +131,7 @@ def stage_folder(
     hashes: dict[str, str] | None = None,
     check: Callable[[], None] | None = None,
     resume_key: Any = None,
+    private: bool = False,
 ) -> Iterator[Path]:
     """Build `folder` as `folder.partial`; on leaving the block, write the manifest and rename.
 
@@ -158,6 +159,8 @@ def stage_folder(
             raise
         seen = _own_manifest(folder)
         _claim(partial, fingerprint, resumable)
+        if private:
+            _set_mode(partial, 0o700)
         try:
             yield partial
         except BaseException as error:
@@ -181,7 +184,7 @@ def stage_folder(
         facts = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
         write_manifest(partial, {**facts, "versions": software_versions()})
         write_json(partial / MARKER, {**fingerprint, "done": hash_file(partial / MANIFEST)})
-        _apply_umask(partial)
+        _set_modes(partial, private)
         _put_in_place(partial, folder, seen)
 
 
@@ -364,8 +367,13 @@ def _sweep(folder: Path) -> None:
         remove_leftovers(folder)
 
 
-def _apply_umask(folder: Path) -> None:
-    """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
+def _set_modes(folder: Path, private: bool) -> None:
+    """Give files the usual permissions, or make them readable by their owner alone, as the safetensors library does."""
     usual = stat.S_IMODE((folder / MANIFEST).stat().st_mode)  # of a file that was opened just now
     for path in entries(folder).values():
-        path.chmod(usual)
+        _set_mode(path, 0o600 if private else usual)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    with suppress(PermissionError):  # a disk that knows no permissions
+        path.chmod(mode)

@@ -15,10 +15,10 @@ from msa_lite.budget.speed import Machine
 from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import Progress
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector, load_moments
+from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
@@ -61,15 +61,18 @@ def filter_stage(
 
     what: the vector's name. fitted: returns the vector and the model that it was fitted from, once they are there.
     """
-    label, moments = f"filtered {what}, λ = {strength:g}", context.scope.folder / MOMENTS_FOLDER
+    label = f"filtered {what}, λ = {strength:g}"
 
     def make(progress: Progress) -> Path:
+        if is_finished(folder, inputs()):  # and the moments may be gone
+            return folder
         (vector, start), target = fitted(), context.run.sources["target"]
+        moments = measure_moments(context.run, progress)
         return filter_vector(fetch(str(vector)), moments, strength, target, start, folder, progress, label)
 
     def inputs() -> dict[str, Any]:
         vector, start = fitted()
-        return filter_inputs(fetch(str(vector)), load_moments(moments), strength, start)
+        return filter_inputs(fetch(str(vector)), moments_inputs(context.run), strength, start)
 
     return Stage(
         label,
@@ -95,6 +98,7 @@ def moments_stage(context: Context) -> Stage:
         cost=_moments_cost,
         says="what the target's layers take in, on rows to forget and to keep; the filter needs it",
         holds=Holds("all", "the inputs of the target's layers on the rows, from which texts could be guessed"),
+        temporary=None if context.recipe.merge.keep_moments else MOMENTS_FOLDER,
     )
 
 
@@ -159,4 +163,4 @@ def filter_identity(run: Run) -> dict[str, Any]:
     """Return what decides the filtered vectors besides the forget vector and λ, for the manifest of a choice."""
     if not any(run.recipe.filters):
         return {}
-    return {MOMENTS_FOLDER: (load_manifest(run.folder / MOMENTS_FOLDER) or {}).get("inputs")}
+    return {MOMENTS_FOLDER: moments_inputs(run)}

@@ -136,7 +136,7 @@ def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
 def merge_identity(run: Run) -> dict[str, Any]:
     """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
-    settings = run.recipe.merge.model_dump(exclude={"form", "filter"})  # the form decides no weight
+    settings = run.recipe.merge.model_dump(exclude={"form", "filter", "keep_moments"})  # they decide no weight
     identity = models | {"merge": settings, "seed": run.recipe.seed}
     earlier = sorted([hash_vector(term.vector), term.weight] for term in earlier_terms(run.earlier))
     return identity | ({"earlier": earlier} if earlier else {})

@@ -22,7 +22,7 @@ from msa_lite.errors import ALL_THE_SAME, MismatchError, RecipeError, StageError
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
-from msa_lite.io.finished.seal import load_manifest, why_unfinished
+from msa_lite.io.finished.seal import load_manifest, remove_ours, why_unfinished
 from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.transit import check_room
 from msa_lite.pipeline.stages.facts import Facts
@@ -59,6 +59,9 @@ class Stage:
     """What it is for, in a clause that is shown while it runs; empty where its name says it."""
     holds: Holds = ALL
     """The part of its folder that a purge removes, and why."""
+    temporary: str | None = None
+    """The kind of its folder, where that goes once the stages that need it are done. It is made again only for one that
+    is not. None: it stays."""
 
     def listed(self, home: Path) -> ListedStage:
         """Return it as the list in a run's folder has it."""
@@ -135,7 +138,40 @@ def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] =
     what follows them in the same count.
     """
     announce(progress, [*steps(stages), *later])
-    return {stage.name: stage.run(progress) for stage in stages}
+    results: dict[str, Any] = {}
+    for stage in stages:
+        if not _is_spent(stage, stages):
+            results[stage.name] = stage.run(progress)
+        for other in stages:
+            if other.temporary and other.folder and stage in _users(other, stages)[-1:]:
+                if (load_manifest(other.folder) or {"kind": other.temporary})["kind"] == other.temporary:
+                    remove_ours(other.folder)  # of a folder without a manifest, this takes no file
+    return results
+
+
+def _users(stage: Stage, stages: Iterable[Stage]) -> list[Stage]:
+    """Return the stages that need this one."""
+    return [other for other in stages if stage.name in other.needs]
+
+
+def missing(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages whose folders are not there; a temporary one only if one that needs it is missing, too."""
+    gone = [stage for stage in stages if stage.folder and not stage.folder.exists()]
+    used = [stage for stage in gone if stage.temporary and _users(stage, stages)]
+    return [stage for stage in gone if stage not in used or any(user in gone for user in _users(stage, stages))]
+
+
+def _is_spent(stage: Stage, stages: Sequence[Stage]) -> bool:
+    """Check whether a stage is temporary, and all that need it are done."""
+    users = _users(stage, stages) if stage.temporary else []
+    if not users or missing(users):
+        return False
+    wanted = {user.name for user in users}
+    for other in reversed(stages):
+        wanted |= {*other.needs} if other.name in wanted else set()
+    chain = [other for other in stages if other.name in wanted and other is not stage]
+    states = {ahead.name: ahead.state for ahead in look_ahead(chain)}
+    return all(states[user.name] == "done" for user in users)
 
 
 def steps(stages: Iterable[Stage]) -> list[Step]:
@@ -143,12 +179,14 @@ def steps(stages: Iterable[Stage]) -> list[Step]:
     return [Step(stage.name, stage.says) for stage in stages]
 
 
-def look_ahead(stages: Iterable[Stage]) -> list[StageState]:
+def look_ahead(stages: Sequence[Stage]) -> list[StageState]:
     """Return what a run would do with each stage, in their order."""
     ahead: list[StageState] = []
     for stage in stages:
         pending = {earlier.name for earlier in ahead if earlier.state != "done"}
         state, reasons = _state(stage, [name for name in stage.needs if name in pending])
+        if state != "done" and _is_spent(stage, stages):
+            state, reasons = "done", []
         ahead.append(StageState(stage.name, stage.folder, state, reasons, stage.says))
     return ahead
 

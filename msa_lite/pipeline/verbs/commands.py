@@ -52,6 +52,7 @@ from msa_lite.pipeline.stages.stage import (
     find_remedies,
     forecast,
     look_ahead,
+    missing,
 )
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_any, load_recipe, load_training
 from msa_lite.record.seal import KEY_FILE
@@ -99,8 +100,7 @@ class Verb:
             return self.stages(Context(recipe, run.scope))
 
         remedies = partial(find_remedies, run.recipe, build, facts)
-        left = [stage for stage in build(run.recipe) if stage.folder and not stage.folder.exists()]
-        check_memory(left, facts, run.crew.ranks.count, remedies, run.scope.force)
+        check_memory(missing(build(run.recipe)), facts, run.crew.ranks.count, remedies, run.scope.force)
 
 
 def find_verb(
