@@ -119,7 +119,8 @@ def load_moments(folder: Path) -> Moments:
     Raise UsageError where it is none, FormatError where the files are not as they were written, to the last byte.
     """
     manifest = load_manifest(folder)
-    if manifest is None and not os.path.lexists(folder / MANIFEST) or manifest and manifest["kind"] != MOMENTS_FOLDER:
+    is_damaged = manifest is None and os.path.lexists(folder / MANIFEST)
+    if not is_damaged and (manifest or {}).get("kind") != MOMENTS_FOLDER:
         raise UsageError(f"{folder}: holds no moments; `msa-lite run RECIPE --until moments` measures them")
     if faults := verify_folder(folder):
         raise FormatError(join_faults(f"{folder}: not as it was written; measure the moments again:", faults))
@@ -135,7 +136,9 @@ def load_moments(folder: Path) -> Moments:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{folder}: its manifest does not tell which layers were measured; measure again") from error
     if odd := [name for name in dict.fromkeys(wanted) if not _is_root(entries.get(name))]:
-        raise FormatError(join_faults(f"{folder}: moments that are missing, or no matrices in fp32; measure again:", odd))
+        raise FormatError(
+            join_faults(f"{folder}: moments that are missing, or no matrices in fp32; measure again:", odd)
+        )
     return Moments(folder, manifest["inputs"], target, rows, layers, entries)
 
 
@@ -143,9 +146,7 @@ def _is_root(entry: TensorEntry | None) -> bool:
     return entry is not None and entry.dtype == "F32" and len(entry.shape) == 2 and 0 not in entry.shape
 
 
-def filter_inputs(
-    vector: Source, moments: Mapping[str, Any], strength: float, prior: Source | None
-) -> dict[str, Any]:
+def filter_inputs(vector: Source, moments: Mapping[str, Any], strength: float, prior: Source | None) -> dict[str, Any]:
     """Return all that decides a filtered vector, as its manifest records it. The prior decides that of a checkpoint.
 
     moments: all that decides these, since they may be gone when a run looks again.

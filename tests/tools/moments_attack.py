@@ -125,10 +125,10 @@ def main() -> None:
         _, sizes, directions = np.linalg.svd(root, full_matrices=False)
         directions, found = directions[sizes > _RANK * sizes[0]], bag(root, tokens)
         print(
-            f"{'stored, mixed' if mix else 'X itself'} {root.shape}: {spelled(root, tokens, answers)} of {len(answers)} "
-            f"answers in order; {single_rows(root, tokens)} rows and {single_rows(directions, tokens)} of "
-            f"{len(directions)} principal directions are single tokens; bag of {len(words)} tokens: {len(found)} found, "
-            f"{len(found & words)} of them right"
+            f"{'stored, mixed' if mix else 'X itself'} {root.shape}: {spelled(root, tokens, answers)} of "
+            f"{len(answers)} answers in order; {single_rows(root, tokens)} rows and {single_rows(directions, tokens)} "
+            f"of {len(directions)} principal directions are single tokens; bag of {len(words)} tokens: {len(found)} "
+            f"found, {len(found & words)} of them right"
         )
 
 

@@ -142,10 +142,10 @@ def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] =
     for stage in stages:
         if not _is_spent(stage, stages):
             results[stage.name] = stage.run(progress)
-        for other in stages:
-            if other.temporary and other.folder and stage in _users(other, stages)[-1:]:
-                if (load_manifest(other.folder) or {"kind": other.temporary})["kind"] == other.temporary:
-                    remove_ours(other.folder)  # of a folder without a manifest, this takes no file
+        for other in (other for other in stages if other.temporary and stage in _users(other, stages)[-1:]):
+            assert other.folder is not None, "it goes"
+            if (load_manifest(other.folder) or {"kind": other.temporary})["kind"] == other.temporary:
+                remove_ours(other.folder)  # of a folder without a manifest, this takes no file
     return results
 
 

@@ -40,8 +40,8 @@ RUN: dict[str, tuple[bool, str]] = {
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
     ANSWERS_FILE: (True, "What models answered and how they scored texts, so that all runs of the recipe ask it "
     "once"),
-    "moments/*": (True, "With `merge.filter`, until the vectors are filtered: roots of the second moments of the inputs of "
-    "the target's layers, on forget and retain rows, in fp32"),
+    "moments/*": (True, "With `merge.filter`, until the vectors are filtered: roots of the second moments of the "
+    "inputs of the target's layers, on forget and retain rows, in fp32"),
     "vectors/start/*": (True, "With `vector.start: retain` and an adapter: prior and retain vector merged"),
     "vectors/*-filter-*/*": (True, "With `merge.filter`: the forget vector, or a baseline's chosen change, filtered "
     "with this λ"),
