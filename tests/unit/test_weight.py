@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_460,
+    "lines of the package": 34_532,
     "modules": 278,
-    "lines of the tests": 41_908,
-    "words of the docs": 50_005,
+    "lines of the tests": 42_041,
+    "words of the docs": 50_043,
     "commands": 24,
     "options": 110,
-    "keys of a recipe": 90,
+    "keys of a recipe": 91,
 }
 
 
