@@ -21,7 +21,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
-from msa_lite.io.finished.seal import MANIFEST, load_manifest
+from msa_lite.io.finished.seal import MANIFEST, load_manifest, verify_folder
 from msa_lite.report import REPORT_FILE, load_report
 from msa_lite.report.run.choice import (
     CHOICE_FILE,
@@ -147,11 +147,12 @@ def choose(
 
 
 def scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
-    """Return folders by name of the candidates that an earlier choice has scored alike."""
+    """Return folders by name of the candidates that an earlier choice has scored alike, and that are as written."""
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != value for key, value in json.loads(canonical_json(scored_by)).items()):
         return {}
-    return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
+    changed = {IDEAL, *(fault.partition("/")[0] for fault in verify_folder(out))}
+    return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name not in changed}
 
 
 def _choose(work: ScoredFolder, label: str, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msa_lite.catalogue import ATTACKS
 from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import MANIFEST, load_manifest
+from msa_lite.io.finished.seal import MANIFEST, describe_file
 from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.record.schema import EarlierRecord, FileHash, Judgement, Removal, ResultWeights, VectorWeights
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_record, record_hash, store_record
@@ -35,12 +35,8 @@ def hashed_revision(files: Mapping[str, FileHash]) -> str:
 
 
 def hash_files(folder: Path) -> dict[str, FileHash]:
-    """Return size and hash of a model's or vector's files. Those of a file in the manifest are read from there."""
-    known = (load_manifest(folder) or {"files": {}})["files"]
-    return {
-        name: FileHash(**known[name]) if name in known else FileHash(sha256=hash_file(path), bytes=path.stat().st_size)
-        for name, path in content_files(folder).items()
-    }
+    """Return size and hash of a model's or vector's files."""
+    return {name: FileHash(**describe_file(path)) for name, path in content_files(folder).items()}
 
 
 def hash_result(folder: Path, kind: ResultKind) -> ResultWeights:

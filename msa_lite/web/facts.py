@@ -10,6 +10,7 @@ from msa_lite.catalogue import ANSWER_KINDS
 from msa_lite.errors import MsaError
 from msa_lite.io.files.reading import read_objects
 from msa_lite.io.files.writing import json_form
+from msa_lite.io.finished.seal import check_read
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
 from msa_lite.pipeline.verbs.ask import MergedPoints, Panel
@@ -115,4 +116,7 @@ def _answer_kinds(run: RunFolder, story: Story) -> Mapping[int, str]:
     if not any(finding.kind == "says" for finding in story.evidence):
         return {}
     path = run.folder / "evidence" / "says" / "unlearned.jsonl"
-    return {line["index"]: line["kind"] for line in read_objects(path, "index", "kind")} if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    check_read(path)
+    return {line["index"]: line["kind"] for line in read_objects(path, "index", "kind")}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.finished.seal import write_manifest
+from msa_lite.io.finished.seal import add_files, write_manifest
 from msa_lite.report import Metric, load_report, write_report
 from msa_lite.report.page.run_files import make_page, run_json
 from msa_lite.report.run.provenance import PAGE_FILE
@@ -253,9 +253,11 @@ def test_texts_have_the_main_metrics_of_texts(run: Path) -> None:
     for model in MODELS:
         path = run / "evaluation" / model
         write_report(replace(load_report(path), metrics=metrics), path)
+        add_files(path, ["report.json"], {})
     assert load_story(run).main_metrics == names
     path = run / "evaluation/target"
     write_report(replace(load_report(path), metrics=metrics | {"accuracy_f": Metric(0.5, 6, 0.1, True)}), path)
+    add_files(path, ["report.json"], {})
     assert load_story(run).main_metrics == ("accuracy_f", "extraction_strength")
 
 

@@ -18,6 +18,7 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.files.writing import digest, write_text
+from msa_lite.io.finished.seal import check_read
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.weights.hub import Source
 from msa_lite.report.run.rows import ListedRow, RowList, SideBySide, sorted_rows
@@ -82,7 +83,8 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a .jsonl file."""
+    """Return the records of a .jsonl file. Raise FormatError where it is not as the manifest beside it says."""
+    check_read(path)
     # Not splitlines: it also cuts at characters that answers may hold.
     return [json.loads(line) for line in read_text(path, _MOST).split("\n") if line]
 

@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, at_most, join_faults
 from msa_lite.io.console.progress import readable
 from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, write_json
@@ -44,12 +44,14 @@ from msa_lite.io.finished.seal import (
     remove_leftovers,
     remove_ours,
     verify_folder,
+    why_damaged,
     why_unfinished,
     write_manifest,
 )
 
 logger = logging.getLogger(__name__)
 
+_MOST = 5  # damaged files that are named
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a rename's answers where something is there
 
 
@@ -68,7 +70,7 @@ def _version(name: str) -> str | None:
 
 
 def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
-    """Check whether `folder` was made from exactly these inputs and every file still has its recorded size.
+    """Check whether `folder` was made from exactly these inputs and every file is as it was written.
 
     The card does not count: people edit cards, and a model need not be merged again for that.
     """
@@ -158,6 +160,8 @@ def stage_folder(
                 shutil.rmtree(partial)
             raise
         seen = _own_manifest(folder)
+        for fault in at_most(why_damaged(folder, inputs), _MOST):
+            logger.warning("%s: %s; it is made anew", folder, fault)
         _claim(partial, fingerprint, resumable)
         if private:
             _set_mode(partial, 0o700)

@@ -214,10 +214,11 @@ _LONGEST = 60  # characters of a value in a reason
 
 
 def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
-    """Return why a folder was not made from exactly these inputs, or is not whole; nothing if it is finished.
+    """Return why a folder was not made from exactly these inputs, or is not as it was written; nothing if it is
+    finished.
 
-    Every file has to have its recorded size. The card does not count: people edit cards, and a model need not be merged
-    again for that.
+    Every file is hashed, for what comes next uses them. The card does not count: people edit cards, and a model need
+    not be merged again for that.
     """
     manifest = load_manifest(folder)
     if manifest is None:
@@ -225,15 +226,63 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     now = json.loads(canonical_json(inputs))
     if manifest["inputs"] != now:
         return list(differences(manifest["inputs"], now))
+    return _faults(folder, manifest, manifest["files"].keys() - {CARD_FILE})
+
+
+def why_damaged(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
+    """Return which files of a folder that was made from these inputs are not as they were written."""
+    manifest = load_manifest(folder)
+    is_same = manifest is not None and manifest["inputs"] == json.loads(canonical_json(inputs))
+    return why_unfinished(folder, inputs) if is_same else []
+
+
+def check_written(folder: Path, names: Iterable[str]) -> None:
+    """Raise FormatError unless a folder of msa-lite holds these files as it wrote them, and knows of each.
+
+    A folder without a manifest of ours passes: there is nothing to hold its files against.
+    """
+    manifest = load_manifest(folder)
+    if manifest is None:
+        if not _was_ours(folder):
+            return
+        faults = [f"{MANIFEST}: {NOT_OURS}"]
+    else:
+        faults = _faults(folder, manifest, names)
+    if faults:
+        remedy = "make it anew, or put a copy back; if the change is meant, remove its manifest.json"
+        raise FormatError(join_faults(f"{printable(folder)}: is not as it was written ({remedy}):", faults))
+
+
+def check_read(path: Path) -> None:
+    """Raise FormatError for a file that is about to be read and is not as the manifest in its folder, or above, says.
+
+    A folder above may hold files of others.
+    """
+    above = path.parent.parent
+    if os.path.lexists(path.with_name(MANIFEST)):
+        check_written(path.parent, [path.name])
+    elif (name := printable(path.relative_to(above))) in (load_manifest(above) or {"files": {}})["files"]:
+        check_written(above, [name])
+
+
+def _was_ours(folder: Path) -> bool:
+    """Check whether a manifest that cannot be read is one of msa-lite, by what is left of it."""
+    try:
+        raw = read_bytes(folder / MANIFEST)
+    except FormatError:
+        return False
+    return any(sign in raw for sign in (b'"made_by": "msa-lite"', f'"{_SEAL}": "'.encode()))
+
+
+def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the faults of files of a folder, by what its manifest says of them."""
     try:
         files = entries(folder)
     except OSError:
         return ["its files cannot be listed"]
-    return [
-        f"{name}: missing, or not as written"
-        for name, item in manifest["files"].items()
-        if name != CARD_FILE and _fault(files.get(name), item, None)
-    ]
+    known, strange = manifest["files"], "not in the manifest"
+    faults = {name: _fault(files.get(name), known[name], hash_file) if name in known else strange for name in names}
+    return sorted(f"{name}: {fault}" for name, fault in faults.items() if fault)
 
 
 def differences(recorded: Any, now: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ from msa_lite.io.files.addresses import model_name
 from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.spellings import without_login
 from msa_lite.io.files.writing import check_space, digest, hash_file
-from msa_lite.io.finished.seal import CARD_FILE, Marks, check_unchanged, take_marks
+from msa_lite.io.finished.seal import CARD_FILE, Marks, check_unchanged, check_written, take_marks
 from msa_lite.io.weights.checkpoint import (
     CONFIG_LIMIT,
     INDEX_FILE,
@@ -138,9 +138,15 @@ def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
     by_content: hash big files of a folder; else only their size and time of change count, for hashing a checkpoint
-    takes as long as merging it. Raise UsageError when it is neither, with the Hub's answer.
+    takes as long as merging it. Those that msa-lite wrote are hashed in any case, and compared with their manifest.
+    Raise UsageError when it is neither, with the Hub's answer, FormatError for a folder that is not as it was written.
     """
-    return fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
+
+    def pin(folder: Path) -> str:
+        check_written(folder, content_files(folder))
+        return hash_content(folder, by_content)
+
+    return fetch_files(name, ("*.safetensors", *PATTERNS), pin)
 
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:

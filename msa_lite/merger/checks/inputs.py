@@ -22,7 +22,7 @@ from msa_lite.io.finished.manifest import (
     software_versions,
     stage_folder,
 )
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, check_unchanged, load_manifest
+from msa_lite.io.finished.seal import CARD_FILE, check_unchanged, load_manifest
 from msa_lite.io.weights.adapter import (
     ADAPTER_FILE,
     base_name,
@@ -82,24 +82,11 @@ def sum_weights(weights: Iterable[float]) -> float:
 
 
 def hash_vector(folder: Path) -> str:
-    """Return the SHA-256 over all that decides a vector; copies have the same, under any name.
-
-    The hashes of a folder's manifest are taken where the files have not been written to since.
-    """
+    """Return the SHA-256 over all that decides a vector; copies have the same, under any name."""
     is_lora = is_adapter(folder)
     files = [folder / ADAPTER_FILE] if is_lora else [shard.path for shard in load_checkpoint(folder).shards]
-    manifest = load_manifest(folder)
-    known = manifest["files"] if manifest else {}
-    hashes = {path.name: _hash(path, known.get(path.name)) for path in files if path.exists()}
+    hashes = {path.name: hash_file(path) for path in files if path.exists()}
     return digest({"config": deciding_fields(folder) if is_lora else None, "weights": hashes})
-
-
-def _hash(path: Path, recorded: Mapping[str, object] | None) -> str:
-    """Return a file's SHA-256: that in the manifest beside it, unless the file may have changed since."""
-    status, manifest = path.stat(), path.with_name(MANIFEST)
-    if recorded and recorded["bytes"] == status.st_size and status.st_mtime_ns < manifest.stat().st_mtime_ns:
-        return str(recorded["sha256"])
-    return hash_file(path)
 
 
 ModelLike = str | Source

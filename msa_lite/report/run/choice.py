@@ -10,6 +10,7 @@ from typing import Any
 from msa_lite.catalogue import BENCHMARKS
 from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
+from msa_lite.io.finished.seal import check_read
 from msa_lite.report.tables.formats import Cell, Section, TextTable, escape_markdown, markdown
 from msa_lite.report.tables.reports import (
     Metric,
@@ -153,6 +154,7 @@ def score_heading(rule: str) -> str:
 def load_choice(folder: Path) -> Choice:
     """Load the choice in a run's `sweep/`. Raise FormatError where there is none, and for broken files."""
     path = folder / CHOICE_FILE
+    check_read(path)
     choice = read_object(path)
     with reading(path):
         rule, lines, doubts = choice["rule"], choice["scores"], list(map(str, choice["doubts"]))

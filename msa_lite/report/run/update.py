@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from msa_lite.io.files.reading import read_text
-from msa_lite.io.finished.seal import MANIFEST
+from msa_lite.io.finished.seal import MANIFEST, check_read
 from msa_lite.report.tables.reports import is_finite_number, reading, stage_manifest
 
 Key = TypeVar("Key")
@@ -193,6 +193,7 @@ def _curve(path: Path) -> list[tuple[int, float, float]]:
     """Return (step, epoch, loss) of each logged step."""
     if not path.is_file():
         return []
+    check_read(path)
     with reading(path):
         lines = [dict(json.loads(line)) for line in read_text(path).split("\n") if line.strip()]
         return [(int(line["step"]), float(line["epoch"]), float(line["loss"])) for line in lines if "loss" in line]

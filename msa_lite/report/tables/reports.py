@@ -13,7 +13,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import write_json
-from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, load_manifest
+from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, check_read, load_manifest
 from msa_lite.report.tables.formats import Cell, Section, TextTable
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 
@@ -70,13 +70,14 @@ def write_report(report: Report, folder: Path) -> None:
 def load_report(path: Path) -> Report:
     """Read a report.json, or the one in a folder. Values that are no finite numbers are missing, and the note says so.
 
-    Raise UsageError when there is none, FormatError if it is broken.
+    Raise UsageError when there is none, FormatError if it is broken, or not as the manifest beside it says.
     """
     from pydantic import TypeAdapter, ValidationError
 
     path = path / REPORT_FILE if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"{path}: no such report")
+    check_read(path)
     if is_run_report(path):
         raise FormatError(f"{path}: the report of a whole run; give its folder, or a report.json in its evaluation/")
     try:
