@@ -17,6 +17,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.scores import records
 from msa_lite.evals.scores.records import ANSWERS_FILE, write_records
+from msa_lite.io.finished.seal import add_files
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.ask import open_panel
 from tests.e2e.conftest import CallCli, hashes, read_lines, tiny_recipe, write_recipe
@@ -52,6 +53,7 @@ def test_a_question_of_a_scored_row_is_asked_with_its_system_message(
     rows = scored_records(folder, "unlearned")
     rows[0] |= {"system": "Be a warden.", "earlier": [["Who are you?", "A heron."]]}
     write_records(folder / "evaluation/unlearned/forget.jsonl", rows)
+    add_files(folder / "evaluation/unlearned", ["forget.jsonl"], {})
     prompts: list[list[int]] = []
 
     def answer(runner: Any, tokenizer: Any, asked: list[list[int]], *_: Any, **options: Any) -> Any:
