@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_532,
+    "lines of the package": 34_582,
     "modules": 278,
     "lines of the tests": 42_041,
     "words of the docs": 50_043,
