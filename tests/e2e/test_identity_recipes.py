@@ -206,6 +206,7 @@ OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
     "prompt.thinking": "of templates with a block of thoughts alone: test_answer_ends",
+    "merge.keep_moments": "files that stay: test_filter_and_evidence",
     "track": "who is told of losses and scores: test_train_stages",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
     **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
