@@ -123,14 +123,12 @@ def load_moments(folder: Path) -> Moments:
     if not is_damaged and (manifest or {}).get("kind") != MOMENTS_FOLDER:
         raise UsageError(f"{folder}: holds no moments; `msa-lite run RECIPE --until moments` measures them")
     if faults := verify_folder(folder):
-        raise FormatError(join_faults(f"{folder}: not as it was written; measure the moments again:", faults))
+        remedy = "measure the moments again, or take away what is not theirs"
+        raise FormatError(join_faults(f"{folder}: is not as it was written ({remedy}):", faults))
     assert manifest is not None, "verified"
     entries = {e.name: e for name in manifest["files"] for e in read_shard(folder / name).tensors}
     try:
-        layers = {
-            str(name): Layer((root,) if isinstance(root, str) else tuple(map(str, root)), bool(turned))
-            for name, (root, turned) in manifest["layers"].items()
-        }
+        layers = {str(name): _layer(*value) for name, value in manifest["layers"].items()}
         target, rows = str(manifest["inputs"]["target"]["revision"]), manifest["inputs"].get("forget")
         wanted = [f"{side}.{root}" for side in SIDES for layer in layers.values() for root in layer.roots]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -140,6 +138,14 @@ def load_moments(folder: Path) -> Moments:
             join_faults(f"{folder}: moments that are missing, or no matrices in fp32; measure again:", odd)
         )
     return Moments(folder, manifest["inputs"], target, rows, layers, entries)
+
+
+def _layer(roots: str | list[str], transposed: bool) -> Layer:
+    """Return a layer from a manifest. Raise TypeError for what is none."""
+    roots = [roots] if isinstance(roots, str) else roots
+    if not (isinstance(roots, list) and roots and all(isinstance(root, str) for root in roots)):
+        raise TypeError(f"{roots}: no names of roots")
+    return Layer(tuple(roots), bool(transposed))
 
 
 def _is_root(entry: TensorEntry | None) -> bool:

@@ -29,7 +29,6 @@ from msa_lite.data import Example, group_rows, pass_tokens, to_batch
 from msa_lite.errors import MismatchError, NotFiniteError
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished, stage_folder
-from msa_lite.io.finished.seal import verify_folder
 from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.models.places import find_places
@@ -76,9 +75,7 @@ def write_moments(
     from safetensors.numpy import save_file
 
     if is_finished(folder, inputs):
-        if not (faults := verify_folder(folder)):
-            return
-        logger.warning("%s: measured anew, because %s", folder, "; ".join(faults))
+        return
     for name, examples in rows.items():
         if (count := sum(map(count_labels, examples))) < _FEW:
             logger.warning("the %s rows have only %d labelled tokens; the filter knows little of them", name, count)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, merges, runs, texts
+from tests.tools.fuzz import folders, merges, moments, runs, texts
 
 AREAS: dict[str, Any] = {
     **merges.MERGES,
     **texts.TEXTUAL,
     **folders.VERIFY,
+    **moments.MOMENTS,
     **runs.RUNS,
 }
 WEIGHTS = {
@@ -19,6 +20,7 @@ WEIGHTS = {
     "recipe": 5,
     "mergekit": 2,
     "verify": 4,
+    "moments": 4,
     "run folder": 5,
 }
 _LIGHT = (
