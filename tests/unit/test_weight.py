@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_582,
     "modules": 278,
-    "lines of the tests": 42_041,
-    "words of the docs": 50_043,
+    "lines of the tests": 42_206,
+    "words of the docs": 50_010,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 91,
