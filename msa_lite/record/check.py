@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from msa_lite.io.finished.seal import MANIFEST, Hashing, entries, verify_stages
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, name_in
 from msa_lite.io.weights.hub import content_files, revision_of, tokenizer_files
-from msa_lite.record.facts import handed_on, hashed_revision
+from msa_lite.record.facts import handed_on, hashed_revision, way_out
 from msa_lite.record.schema import EarlierRecord, Removal
 from msa_lite.record.seal import (
     KEY_FILE,
@@ -34,7 +33,6 @@ from msa_lite.record.seal import (
     signature_of,
     signing_command,
 )
-from msa_lite.report.run.attacks import ATTACKS_FOLDER
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.stages import load_stages
 
@@ -160,12 +158,10 @@ class RecordCheck:
     @property
     def faults(self) -> list[str]:
         """Return all faults, of files too."""
-        ways = {"report": "report", ATTACKS_FOLDER: "attack"}  # by the start of a file's name
-        commands = {name: ways.get(re.split("[./]", name)[0]) for name in self.differing}
         return self.broken + [
             f"{name if name in self.beside else self.folder / name}: {_FAULTS[self.files[name]].format(self.file.name)}"
-            + (f"; `msa-lite {command} {self.folder}` writes it anew" if command else "")
-            for name, command in commands.items()
+            + (f"; {way}" if (way := way_out(name)) else "")
+            for name in self.differing
         ]
 
     def add_link(self, file: Path, item: EarlierRecord, run: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -53,8 +54,9 @@ def handed_on(folder: Path) -> list[str]:
 
 
 def hash_run_files(folder: Path, kind: ResultKind) -> dict[str, str]:
-    """Return the SHA-256 of the files that go with a record, and of the manifest of the unlearned model."""
-    return {name: hash_file(folder / name) for name in (*handed_on(folder), f"{kind}/{MANIFEST}")}
+    """Return the SHA-256 of the files that a run writes at its end, and of the manifest of the unlearned model."""
+    own = [name for name in handed_on(folder) if not name.startswith(ATTACKS_FOLDER)]
+    return {name: hash_file(folder / name) for name in (*own, f"{kind}/{MANIFEST}")}
 
 
 def read_vectors(manifest: Mapping[str, Any]) -> list[VectorWeights]:
@@ -90,8 +92,14 @@ _CHANGING = {"started", "finished", "record_sha256"}  # may differ where nothing
 
 
 def write_run_record(folder: Path, record: Removal) -> Removal:
-    """Write record.json into a run's folder, unless the one that is there says the same but for its times."""
+    """Write record.json into a run's folder, unless the one that is there says the same but for its times.
+
+    Findings of attacks, which have their hashes in the former one, keep them.
+    """
     former = _former(folder)
+    attacks = [name for name in handed_on(folder) if name.startswith(ATTACKS_FOLDER)]
+    kept = {name: former.files[name] for name in attacks if former and name in former.files}
+    record = record.model_copy(update={"files": kept | record.files})
     if former and former.model_dump(exclude=_CHANGING) == record.model_dump(exclude=_CHANGING):
         return former
     if former and former.forget_rows.check != record.forget_rows.check:
@@ -104,6 +112,12 @@ def write_run_record(folder: Path, record: Removal) -> Removal:
     return record
 
 
+def way_out(name: str) -> str:
+    """Return what makes a file anew that goes with a record; nothing for one that only the run makes."""
+    command = {"report": "report", ATTACKS_FOLDER: "attack"}.get(re.split("[./]", name)[0])
+    return f"`msa-lite {command} RUN` writes it anew" if command else ""
+
+
 def edited_files(folder: Path, written: Collection[str] = ()) -> list[str]:
     """Return a line for each file that is not the one that the record of a finished run has the hash of.
 
@@ -114,7 +128,8 @@ def edited_files(folder: Path, written: Collection[str] = ()) -> list[str]:
     known = record.files if record else {}
     here = dict.fromkeys([*known, *handed_on(folder)]) if record else {}
     return [
-        f"{name}: not the file that {RECORD_FILE} has the hash of; put that one back, or run the recipe again"
+        f"{name}: not the file that {RECORD_FILE} has the hash of; "
+        + (way_out(name) or "put that one back, or run the recipe again")
         for name in here
         if name not in written and os.path.lexists(folder / name) and _hash(folder / name) != known.get(name)
     ]

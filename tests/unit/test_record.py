@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.weights.hub import Source
 from msa_lite.pipeline.run.report import _model as named_model
 from msa_lite.record.check import check_record, find_rows
@@ -172,7 +173,18 @@ def test_a_change_of_any_value_shows(run: Path) -> None:
         assert all(RECORD_FILE in fault for fault in faults), faults
 
 
-WAY = "`msa-lite report {}` writes it anew"
+def test_a_rerun_seals_no_edited_findings_of_attacks(run: Path) -> None:
+    path = run / "attacks/report.json"
+    path.parent.mkdir()
+    path.write_text("findings")
+    with resealed(run, {"attacks/report.json": hash_file(path)}):
+        pass
+    make_removal(run, request="another")
+    assert check_record(run).faults == []
+    path.write_text("others")
+    make_removal(run, request="GDPR 17")
+    (fault,) = check_record(run).faults
+    assert fault.endswith("has the hash of; `msa-lite attack RUN` writes it anew")
 
 
 def test_a_new_report_vouches_for_itself_alone_and_no_edited_file_is_sealed(
@@ -186,7 +198,9 @@ def test_a_new_report_vouches_for_itself_alone_and_no_edited_file_is_sealed(
     assert check_record(run).faults == []
     (run / "report.json").write_text("edited")
     (fault,) = check_record(run).faults
-    assert fault.endswith(f"report.json: is not the file that record.json has the hash of; {WAY.format(run)}")
+    assert fault.startswith(
+        f"{run / 'report.json'}: is not the file that record.json has the hash of; `msa-lite report"
+    )
     (run / "record.json.sig").touch()
     seal("new")
     said = ("report.json: was not the file", "is signed; it is sealed anew", "is no signature of it any more")
