@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,46 +118,37 @@ def way_out(name: str) -> str:
     return f"`msa-lite {command} RUN` writes it anew" if command else ""
 
 
-def edited_files(folder: Path, written: Collection[str] = ()) -> list[str]:
-    """Return a line for each file that is not the one that the record of a finished run has the hash of.
+def edited_files(folder: Path) -> dict[str, str]:
+    """Return the files that are not those that the record of a finished run has the hashes of: a fault for each name.
 
-    written: names of files that are written anew anyway. A run that is unfinished, or was begun again, has none: its
-    record tells of another state. Raise FormatError for a broken record.
+    A run that is unfinished, or was begun again, has none: its record tells of another state. Raise FormatError for a
+    broken record.
     """
     record = _sealing_record(folder)
     known = record.files if record else {}
     here = dict.fromkeys([*known, *handed_on(folder)]) if record else {}
-    return [
-        f"{name}: not the file that {RECORD_FILE} has the hash of; "
-        + (way_out(name) or "put that one back, or run the recipe again")
-        for name in here
-        if name not in written and os.path.lexists(folder / name) and _hash(folder / name) != known.get(name)
-    ]
+    edited = [name for name in here if os.path.lexists(folder / name) and _hash(folder / name) != known.get(name)]
+    ways = {name: way_out(name) or "put that one back, or run the recipe again" for name in edited}
+    return {name: f"{name}: not the file that {RECORD_FILE} has the hash of; {way}" for name, way in ways.items()}
 
 
 @contextmanager
 def resealed(folder: Path, hashes: Mapping[str, str]) -> Iterator[None]:
     """Seal files that the block writes, in the record of a finished run that has one; all other hashes stay.
 
-    hashes: their SHA-256 by name. Raise before the block where another file is not as recorded: nothing that was edited
-    is sealed. The user is told which edited files are lost, and that a signature will not fit any more.
+    hashes: their SHA-256 by name. Raise MismatchError before the block where another file is not as recorded: nothing
+    that was edited is sealed. The user is told that a signature will not fit any more.
     """
-    if faults := edited_files(folder, hashes):
-        raise MismatchError(join_faults(f"{folder}: changed since {RECORD_FILE} was written:", faults))
+    if faults := [fault for name, fault in edited_files(folder).items() if name not in hashes]:
+        raise MismatchError(join_faults(f"{folder}: differs from its record:", faults))
     record = _sealing_record(folder)
-    if record is None:
-        if (folder / RECORD_FILE).exists():
-            logger.warning("%s: the run is not finished, so its record has no hash of this report", folder)
-        yield
-        return
-    for name in hashes:
-        if name in record.files and (folder / name).exists() and _hash(folder / name) != record.files[name]:
-            logger.warning("%s: was not the file of %s; it is written anew", folder / name, RECORD_FILE)
-    changed = [name for name, sha256 in hashes.items() if record.files.get(name) != sha256]
-    if changed and (folder / SIGNATURE_FILE).exists():
+    if record is None and (folder / RECORD_FILE).exists():
+        logger.warning("%s: the run is not finished, so its record has no hash of this report", folder)
+    if record and not hashes.items() <= record.files.items() and (folder / SIGNATURE_FILE).exists():
         logger.warning("%s: %s", folder, UNSIGNED)
     yield
-    write_run_record(folder, record.model_copy(update={"files": record.files | dict(hashes)}))
+    if record:
+        write_run_record(folder, record.model_copy(update={"files": record.files | dict(hashes)}))
 
 
 UNSIGNED = f"{RECORD_FILE} is signed; it is sealed anew, and {SIGNATURE_FILE} will not fit it: sign it again afterwards"

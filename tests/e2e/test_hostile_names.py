@@ -152,7 +152,7 @@ def seal_anew(path: Path) -> list[tuple[Path, bytes]]:
     [
         ("--cases", "240", "--kills", "0", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
         ("--cases", "80", "--kills", "0", "--only", "recipe", "--only", "mergekit"),
-        ("--cases", "60", "--kills", "0", "--only", "run folder"),
+        ("--cases", "100", "--kills", "0", "--only", "run folder", "--only", "handed on"),
         ("--kills", "6", "--only", "kills"),
     ],
     ids=lambda options: options[-1],

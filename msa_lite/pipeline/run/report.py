@@ -123,14 +123,17 @@ def drop_report(folder: Path) -> None:
 def check_as_written(folder: Path, written: Sequence[str] = ()) -> None:
     """Raise MismatchError, as `msa-lite verify` does, where a file of a stage or of the record is not as written.
 
-    written: names of files that will be written anew.
+    written: names of files that will be written anew; of these, the user is told.
     """
     faults = verify_stages(folder, needed=False)
     lines = [f"{stage.relative_to(folder)}/{fault}" for stage, of_stage in faults.items() for fault in of_stage]
-    broken, edited = sum(map(bool, faults.values())), edited_files(folder, written)
-    if lines or edited:
+    broken, edited = sum(map(bool, faults.values())), edited_files(folder)
+    for name in edited.keys() & written:
+        notices.warning("%s: not the file that %s has the hash of; it is written anew", folder / name, RECORD_FILE)
+    lines += [fault for name, fault in edited.items() if name not in written]
+    if lines:
         what = f"differs from its manifest ({broken} of {len(faults)} folders)" if broken else "differs from its record"
-        raise MismatchError(join_faults(f"{folder}: {what}:", [*lines, *edited], limit=100))
+        raise MismatchError(join_faults(f"{folder}: {what}:", lines, limit=100))
 
 
 def _examples(folder: Path) -> list[SideBySide]:

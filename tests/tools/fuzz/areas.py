@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, merges, moments, runs, texts
+from tests.tools.fuzz import folders, handed_on, merges, moments, runs, texts
 
 AREAS: dict[str, Any] = {
     **merges.MERGES,
     **texts.TEXTUAL,
     **folders.VERIFY,
     **moments.MOMENTS,
+    **handed_on.HANDED_ON,
     **runs.RUNS,
 }
 WEIGHTS = {
@@ -21,6 +22,7 @@ WEIGHTS = {
     "mergekit": 2,
     "verify": 4,
     "moments": 4,
+    "handed on": 4,
     "run folder": 5,
 }
 _LIGHT = (
@@ -45,5 +47,5 @@ _HEAVY = (
 
 def preload(name: str) -> None:
     """Import what the commands of an area need, once, for all the processes that are forked."""
-    for module in (*_LIGHT, *(_HEAVY if name in ("run", "run folder") else ())):
+    for module in (*_LIGHT, *(_HEAVY if name in ("run", "run folder", "handed on") else ())):
         importlib.import_module(module)
