@@ -12,7 +12,7 @@ from typing import Any
 from msa_lite.data.chat import shared_length
 from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
-from msa_lite.data.tokenizers import added_ids, decode_part, encode_start
+from msa_lite.data.tokenizers import added_ids, decode_part, encode_plain, encode_start
 from msa_lite.errors import DataError, UsageError
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import DataSource
@@ -184,7 +184,11 @@ def encode_up_to(texts: Iterable[str], prompter: Prompter, max_length: int, toke
     ids: list[int] = []
     blocks = _blocks(texts)
     while len(ids) < total and (batch := list(islice(blocks, _AT_ONCE))):
-        ids += chain.from_iterable(prompter.tokenizer(batch, add_special_tokens=False)["input_ids"])
+        if max(map(len, batch)) < 2 * _BLOCK:
+            ids += chain.from_iterable(prompter.tokenizer(batch, add_special_tokens=False)["input_ids"])
+        else:
+            for block in batch:
+                ids += encode_plain(prompter.tokenizer, block, max(0, total - len(ids)))
     return _chunks(ids[:total], begin, size)
 
 
@@ -223,7 +227,7 @@ def encode(
     limit, notes = prompter.room(max_length), list[str]()
     if source.format == "qa":
         rows, notes = shorten(rows, prompter, max_length)
-        whole = [e for e in encode_qa(rows, prompter) if len(e.prompt_ids) < len(e.ids)]
+        whole = [e for e in encode_qa(rows, prompter) if len(e.prompt_ids) < len(e.ids) or len(e.ids) > limit]
         long = [e for e in whole if len(e.ids) > limit]
         most = f"the window of {limit} tokens" if limit < max_length else f"max_length={max_length}"
         longest = prompter.room(max((len(e.ids) for e in long), default=0))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msa_lite.data.chat import DATE_STRING, CallStyle, find_call_style, has_think_block, render_chat, shared_length
 from msa_lite.data.messages import ToolUse
 from msa_lite.data.rows import Row
-from msa_lite.data.tokenizers import added_ids, encode_start, special_names
+from msa_lite.data.tokenizers import added_ids, beginning, encode_plain, encode_start, special_names
 from msa_lite.errors import UsageError
 from msa_lite.io.files.writing import digest
 from msa_lite.settings import PromptSettings, Template, Thinking
@@ -64,7 +64,8 @@ class Prompter:
     thinking: Thinking = "answer"
     """Where answers begin, if the chat template has a block of thoughts (`has_block`)."""
     window: int | None = None
-    """The most tokens that the models can read; None where nothing limits them. It changes no prompt."""
+    """The most tokens that the models can read; None where nothing limits them. Of longer rows, two ids more are made:
+    enough to tell that they are longer."""
 
     @classmethod
     def build(
@@ -254,11 +255,15 @@ class Prompter:
         """Return the tokens that a row may have: `most`, or the window where it is smaller."""
         return min(most, self.window or most)
 
+    @property
+    def _most(self) -> int | None:
+        return None if self.window is None else self.window + 2
+
     def prompt(self, row: Row) -> list[int]:
         """Return the ids of a row up to where its answer begins."""
         if self.use_chat:
             return self._chat_ids(self._start(row) if self.skips_block else self._conversation(row, answered=False))
-        return encode_start(self.tokenizer, self._question(row))
+        return encode_start(self.tokenizer, self._question(row), self._most)
 
     def full(self, row: Row) -> list[int]:
         """Return the ids of question, answer and end: the chat template's end of a turn, else the tokenizer's.
@@ -274,9 +279,10 @@ class Prompter:
             ids = self._chat_ids(text)
         else:
             text = self._question(row) + self.template.answer.format(answer=row.answer)
-            ids = encode_start(self.tokenizer, text)
+            ids = encode_start(self.tokenizer, text, self._most)
         end = self.tokenizer.eos_token_id if self.use_chat else self.end
-        return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
+        is_cut = len(ids) == self._most
+        return ids if end is None or is_cut or (ids and ids[-1] == end) else [*ids, end]
 
     def example(self, row: Row) -> Example:
         """Make the example of a question with its answer; labels are the answer's tokens and the end token.
@@ -291,6 +297,7 @@ class Prompter:
             text, start = self._conversation(row), self._start(row)
             prompted = self._conversation(row, answered=False)
             end = len(start) if text.startswith(start) else shared_length(text, prompted)
+            text = beginning(self.tokenizer, text, self._most)
             places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
             count = sum(first < end for first, _ in places)
         return Example(row.index, ids, [IGNORE] * min(count, len(ids)) + ids[count:])
@@ -333,7 +340,7 @@ class Prompter:
         return self.call_style.fit(message) if self.call_style else message
 
     def _chat_ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return encode_plain(self.tokenizer, text, self._most)
 
 
 def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = False) -> Prompter:

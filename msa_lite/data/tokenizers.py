@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msa_lite.data.rows import Row
 from msa_lite.errors import MismatchError, NoTokenizerError, clip
@@ -17,6 +17,10 @@ from msa_lite.io.weights.hub import has_tokenizer
 
 COMPARED_ROWS = 64
 _CHARACTERS = 2000  # of a row to compare
+_LONG = 1 << 16  # characters; a longer text is tokenised in parts
+_PER_TOKEN = 6  # characters, of most texts
+_SHARED = 1 << 12  # characters on each side of a joint of two parts, and between
+_STEP = 65_537  # characters; a prime, so that what depends on a length divided by any number differs
 _SHOWN = 48  # characters of a row to show in a message
 
 
@@ -49,19 +53,90 @@ def _samples(tokenizer: Any) -> Iterator[str]:
     yield from tokenizer.get_vocab()  # a list of all tokens takes some 30 ms
 
 
-def encode_start(tokenizer: Any, text: str) -> list[int]:
+def encode_plain(tokenizer: Any, text: str, most: int | None = None) -> list[int]:
+    """Return the ids of a text, or the first `most` of them, without what the tokenizer adds.
+
+    A long text is read in parts, since a tokenizer takes some 170 bytes for a character. The ids are those that the
+    text has as a whole.
+    """
+    text = beginning(tokenizer, text, most)
+    if most is None and len(text) > _LONG and tokenizer.is_fast:
+        return _encode_parts(tokenizer, text)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])[:most]
+
+
+def beginning(tokenizer: Any, text: str, most: int | None) -> str:
+    """Return a text without an end that its first `most` ids do not depend on. most: None for all of them.
+
+    Where a text is cut, its last ids may be others, and in long runs all of them. So the same ids are to begin a text
+    that is cut elsewhere; otherwise twice as much is tried, and in the end the whole text.
+    """
+    size = len(text) if most is None else max(_LONG, _PER_TOKEN * most)
+    while size < len(text):
+        cuts = (text[:end] for end in (size, size + _STEP))
+        first, second = (list(tokenizer(cut, add_special_tokens=False)["input_ids"])[:most] for cut in cuts)
+        if first == second and len(first) == most:
+            return text[:size]
+        size *= 2
+    return text
+
+
+def _encode_parts(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text, read in parts that share some of it.
+
+    Where two parts have the same tokens in the middle of what they share, the second one goes on. Otherwise the first
+    one grows, in the end to the whole text.
+    """
+    ids, known, since = list[int](), dict[int, int](), 0
+    start, end = 0, _LONG
+    part = _Part.read(tokenizer, text, start, end)
+    while end < len(text):
+        joint = end - 2 * _SHARED
+        begin = next((first for first in part.starts if first >= joint - _SHARED), joint)
+        after = _Part.read(tokenizer, text, begin, end + _STEP)
+        shared, again = (side.between(joint, joint + _SHARED) for side in (part, after))
+        if shared and shared == again:
+            ids += (known.setdefault(token, token) for token, _ in part.between(since, joint))
+            part, start, end, since = after, begin, end + _STEP, joint
+        else:
+            end = start + 2 * (end - start)
+            part = _Part.read(tokenizer, text, start, end)
+    return ids + [token for token, _ in part.between(since, len(text))]
+
+
+class _Part(NamedTuple):
+    """The tokens of a part of a text."""
+
+    ids: list[int]
+    starts: list[int]
+    """The places in the text at which they begin."""
+
+    @classmethod
+    def read(cls, tokenizer: Any, text: str, start: int, end: int) -> _Part:
+        encoded = tokenizer(text[start:end], add_special_tokens=False, return_offsets_mapping=True)
+        return cls(encoded["input_ids"], [start + first for first, _ in encoded["offset_mapping"]])
+
+    def between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return (id, place) from the first token at or behind `start` on, up to the first one at or behind `end`."""
+        first, last = (
+            next((i for i, at in enumerate(self.starts) if at >= place), len(self.ids)) for place in (start, end)
+        )
+        return list(zip(self.ids[first:last], self.starts[first:last], strict=True))
+
+
+def encode_start(tokenizer: Any, text: str, most: int | None = None) -> list[int]:
     """Return the ids of a text that something follows: with the tokenizer's beginning, and without its end.
 
-    A beginning that the text brings itself does not come twice.
+    A beginning that the text brings itself does not come twice. most: the most ids to return; None for all.
     """
     before, _ = added_ids(tokenizer)
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return ids if ids[: len(before)] == before else before + ids
+    ids = encode_plain(tokenizer, text, most)
+    return ids if ids[: len(before)] == before else (before + ids)[:most]
 
 
 def encode_next(tokenizer: Any, text: str) -> list[int]:
     """Return the ids that a text has behind other text and a blank. By itself, SentencePiece reads a second blank."""
-    first, whole = (list(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in (":", f": {text}"))
+    first, whole = (encode_plain(tokenizer, t) for t in (":", f": {text}"))
     return whole[len(first) :]
 
 
@@ -108,13 +183,14 @@ def best_score(rule: Callable[[str, str], float], tokenizer: Any, reference: str
     divides 3.14, and a model that recites every token of it says "3 . 14". Special tokens that the reference lacks are
     blanks, so that they touch no word.
     """
-    spoken = decode_answer(tokenizer, tokenizer(reference, add_special_tokens=False)["input_ids"]).strip()
+    spoken = decode_answer(tokenizer, encode_plain(tokenizer, reference)).strip()
     return max(rule(form, without_special(tokenizer, generated, form)) for form in {reference, spoken})
 
 
 def cut_text(tokenizer: Any, text: str, tokens: int) -> str:
     """Return the first tokens of a text, as they are written in it. Without offsets (slow tokenizers): as decoded."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+    start = beginning(tokenizer, text, tokens + 1)
+    encoded = tokenizer(start, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
     ids = encoded["input_ids"]
     if len(ids) > tokens and not tokenizer.is_fast:
         return decode_ids(tokenizer, ids[:tokens])

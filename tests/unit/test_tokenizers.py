@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from msa_lite.data import (
     IGNORE,
@@ -28,7 +28,9 @@ from msa_lite.data import (
     encode_qa,
     encode_start,
     encode_text,
+    shorten,
 )
+from msa_lite.data.tokenizers import encode_plain
 from msa_lite.evals.benchmarks.benchmark import Benchmark, text_item
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.benchmarks.restor import RESTOR
@@ -225,6 +227,68 @@ def test_texts_begin_alike_wherever_they_are_read_and_nothing_ends_them(name: st
     known = list(tokenizer("Answer:", add_special_tokens=False)["input_ids"])
     whole = tokenizer("Answer: over there", add_special_tokens=False)["input_ids"]
     assert known + encode_next(tokenizer, "over there") == whole
+
+
+def looking_back() -> Any:
+    """Digits in threes from the right, so that the first token of a number depends on its last digit."""
+    tokenizer = byte_level()
+    threes = pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*(?!\d))"), "isolated")
+    level = tokenizer.backend_tokenizer.pre_tokenizer
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([threes, level])
+    return tokenizer
+
+
+def in_pairs() -> Any:
+    """Of an odd number of the letter a, one stands alone, and a later one decides which."""
+    vocabulary = [("<unk>", 0.0), ("a", -9.0), ("aa", -1.0), ("aaaab", -1.0), ("b", -9.0), (" ", -1.0)]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(vocabulary, 0)))
+
+
+_WORDS = "It is 3.14 by the mill's weir, naïve 漢字 <ID_7> over there. " * 45
+LONG = {
+    "words": _WORDS,
+    "a run": _WORDS[:700] + "a" * 2001 + _WORDS[:700],
+    "one word": "theee" * 600,
+    "digits": "1234567" * 401,
+    "blanks": " " * 1501 + "\n" * 1000 + "a" * 999,
+    "marks": "e" + "\u0301\u0316" * 1200,
+    "emoji": "👩\u200d👩\u200d👧 İß" * 300,
+    "added": "<ID_7><pad>x <ID_8>" * 140,
+}
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, "looking back", "in pairs"])
+def test_a_long_text_has_the_ids_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"looking back": looking_back, "in pairs": in_pairs}
+    tokenizer = (others.get(name) or TOKENIZERS[name][0])()
+    for constant, value in {"_LONG": 256, "_SHARED": 32, "_STEP": 131}.items():
+        monkeypatch.setattr(f"msa_lite.data.tokenizers.{constant}", value)
+    for kind, text in LONG.items():
+        whole = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+        for most in (1, 60, None):
+            assert encode_plain(tokenizer, text, most) == whole["input_ids"][:most], kind
+        if tokenizer.is_fast and len(whole["input_ids"]) > 60:
+            assert cut_text(tokenizer, text, 60) == text[: whole["offset_mapping"][59][1]], kind
+
+
+@pytest.mark.parametrize("build", [tiny_tokenizer, llama, word_piece])
+def test_of_a_long_row_little_reaches_the_tokenizer_at_once(build: Any) -> None:
+    reads, tokenizer, text = list[int](), build(), TEXTS[0] * 6000
+
+    class Watched(type(tokenizer)):  # type: ignore[misc]
+        def __call__(self, text: str, **options: Any) -> Any:
+            reads.append(len(text))
+            return super().__call__(text, **options)
+
+    tokenizer.__class__ = Watched
+    prompter = Prompter(tokenizer, Template(), False, window=300)
+    example = prompter.example(Row(0, "Where?", text))
+    assert len(example.ids) > 300
+    chunks = encode_text([Row(0, text=text)], prompter, 300)
+    assert sum(len(chunk.ids) for chunk in chunks) > 60_000
+    assert shorten([Row(0, "Where?", "Here.", earlier=((text, text),))], prompter, 300)[1]
+    assert len(cut_text(tokenizer, text, 9)) < 60
+    assert max(reads) * 3 < len(text)
 
 
 @pytest.mark.parametrize("model", [models.BPE({"<s>": 0, "</s>": 1, "C": 2, "G": 3}, []),

@@ -146,7 +146,7 @@ def _reference(benchmark: Benchmark, set_name: str, text: str) -> str:
     """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
     if set_name != "verbmem" or "short_reference" not in benchmark.compat:
         return text
-    return decode_answer(benchmark.tokenizer, encode_start(benchmark.tokenizer, text)[: _VERBMEM.max_new_tokens])
+    return decode_answer(benchmark.tokenizer, encode_start(benchmark.tokenizer, text, _VERBMEM.max_new_tokens))
 
 
 def _split_of(data: str | None) -> str:

@@ -28,7 +28,7 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str, most: int = M
     where no label is left.
     """
     count = len(encode_start(tokenizer, prompt))
-    ids = encode_start(tokenizer, prompt + text)[: count + most]
+    ids = encode_start(tokenizer, prompt + text, count + most)
     first = max(1, count)
     if not text.strip() or len(ids) <= first:
         return ()

@@ -97,7 +97,7 @@ def _examples(rows: Sequence[Row], prompter: Prompter) -> list[Example]:
         taken = row if prompter.takes_system else replace(row, system="")
         if row.calls_tools and prompter.call_style is None:
             taken = replace(taken, earlier=tuple(turn[:2] for turn in row.earlier), tools=NO_TOOLS)
-        whole = prompter.example(taken)
+        whole = replace(prompter, window=_LONGEST).example(taken)
         examples.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
     return examples
 
