@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import unicodedata
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
 
 from msa_lite.evals.engine import answers, scoring
 from msa_lite.evals.engine.answers import accuracy, containment, normalise, split_answer
@@ -42,6 +44,28 @@ def test_extraction_strength_goes_by_the_last_mismatch_alone(values: np.ndarray)
         before = np.concatenate([np.zeros(last, bool), values[last:]])
         assert scoring.extraction_strength(before) == strength
     assert scoring.extraction_strength(values, floor=True) == pytest.approx(max(strength, 1 / len(values)))
+
+
+@many
+@given(words, words, st.booleans())
+def test_rouge_is_that_of_the_package(first: str, second: str, stem: bool) -> None:
+    known = RougeScorer(["rougeL"], use_stemmer=stem).score(first, second)["rougeL"]
+    assert answers.rouge_l_f1(first, second, stem) == known.fmeasure
+    assert not stem or answers.rouge_l_recall(first, second) == known.recall
+
+
+def test_a_reference_of_a_book_takes_little_more_memory_than_its_text() -> None:
+    book = "It is 3.14 by the mill's weir. " * 10_000
+    tracemalloc.start()
+    try:
+        assert answers.rouge_l_recall(book, "by the weir") == 3 / 90_000
+        assert answers.accuracy(book, "by the weir") == 0.0
+        assert len(normalise(book)) > 250_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * len(book)
+    assert answers.accuracy(book, f"So: {book}") == 1.0
 
 
 @many
