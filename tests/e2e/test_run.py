@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import weakref
@@ -16,7 +17,7 @@ import msa_lite
 from msa_lite.errors import OutputError
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner, load_model
-from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import MANIFEST, load_manifest, verify_folder
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.pipeline.verbs.run import run_vectors
 from msa_lite.recipe import load_recipe
@@ -269,3 +270,81 @@ def test_a_scored_model_goes_when_it_is_closed(make_checkpoint: Callable[..., Pa
     assert runner.halves
     runner.close()
     assert scored() is None
+
+
+def flipped(raw: bytes) -> bytes:
+    """Return the bytes with one bit flipped; of text, in a digit, so that it stays JSON."""
+    digits = [place for place, byte in enumerate(raw) if byte in b"024"] if b"\0" not in raw else []
+    at = digits[len(digits) // 2] if digits else len(raw) * 3 // 5
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a flipped bit": flipped,
+    "zeros": lambda raw: bytes(len(raw)),
+    "cut and filled up": lambda raw: raw[: len(raw) // 2].ljust(len(raw)),
+    "exchanged halves": lambda raw: raw[len(raw) // 2 :] + raw[: len(raw) // 2],
+}
+
+
+def damage(path: Path, how: Callable[[bytes], bytes]) -> None:
+    """Change a file's content, but neither its size nor its time."""
+    raw, status = path.read_bytes(), path.stat()
+    assert how(raw) != raw
+    path.write_bytes(how(raw))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_damage_of_any_stage_is_made_anew_and_the_run_ends_as_it_was(
+    finished: Path, tmp_path: Path, call_cli: CallCli, first: int
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    stages = [path.parent for path in sorted(run.rglob(MANIFEST)) if "baselines" not in path.parts]
+    assert len(stages) > 12
+    damaged = []
+    for number, stage in enumerate(stages):
+        names = sorted((load_manifest(stage) or {})["files"].keys() - {"README.md", "mergekit_config.yml"})
+        damaged.append(stage / names[(first + number) % len(names)])
+        damage(damaged[-1], [*DAMAGES.values()][(2 * first + number) % len(DAMAGES)])
+    code, _, err = call_cli("run", run / "recipe.yaml", f"output={run}")
+    assert code == 0, err
+    told = " ".join(err.split())
+    assert not [path for path in damaged if f"{path.name}: content changed; it is made anew" not in told]
+    assert made(run) == made(finished)
+    assert call_cli("verify", run)[0] == 0
+
+
+FORGET = "evaluation/unlearned/forget.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("report RUN", FORGET),
+        ("verify RUN", FORGET),
+        ("compare RUN", "evaluation/target/report.json"),
+        ("compare RUN", "evidence/says/report.json"),
+        ("attack RUN --attacks membership", "model/model.safetensors"),
+        ("attack RUN --attacks membership", "sweep/choice.json"),
+        ("ask RUN Who?", "model/model.safetensors"),
+        ("ask RUN Who?", FORGET),
+        ("web RUN --port 0", "model/tokenizer.json"),
+        ("publish RUN/model a/b --dry-run --accept", "model/model.safetensors"),
+        ("merge --target TARGET --forget RUN/vectors/forget --out RUN/x", "vectors/forget/adapter_model.safetensors"),
+        ("evaluate RUN/model --forget ROWS --out RUN/x", "model/model.safetensors"),
+        ("evaluate TARGET --forget ROWS --ideal RUN/evaluation/ideal --out RUN/x", "evaluation/ideal/forget.jsonl"),
+    ],
+)
+def test_a_command_that_reads_refuses_what_is_not_as_it_was_written(
+    finished: Path, history: Path, tmp_path: Path, call_cli: CallCli, words: str, file: str
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    damage(run / file, flipped)
+    places = {"RUN": run, "TARGET": history / "target", "ROWS": history / "data/forget.jsonl"}
+    for name, place in places.items():
+        words = words.replace(name, str(place))
+    code, _, err = call_cli(*words.split())
+    assert code == 3, err
+    assert Path(file).name in err
+    assert not (run / "x").exists()

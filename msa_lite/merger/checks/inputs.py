@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from msa_lite.errors import MsaError, OutputError, UsageError
+from msa_lite.errors import Faults, MsaError, OutputError, UsageError, discarded
 from msa_lite.io.console.progress import notices
 from msa_lite.io.files.reading import local_path, printable
 from msa_lite.io.files.writing import digest, disk_faults, hash_file, output_path, write_text
@@ -129,8 +130,8 @@ class Inputs:
         """Build the output of this many bytes (`stage_folder`); give its partial folder, and facts and hashes to fill.
 
         Raise FormatError where the output says of itself what its files do not hold, OutputError when another process
-        has written the output since the start. At the end, raise StageError when a source's file has changed, also in
-        the place of another error.
+        has written the output since the start. At the end, also in the place of another error, raise StageError when a
+        source's file has changed, FormatError for one that is not as msa-lite wrote it.
         """
         facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
@@ -143,11 +144,11 @@ class Inputs:
                 for name, terms in self.shared.items()
             }
         hashes: dict[str, str] = {}
-        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
         with (
             disk_faults(self.out, nbytes),
             stage_folder(self.out, self.kind, self.record, facts, resumable, hashes, self._check_output) as partial,
         ):
+            end_check = self._check_beside()
             try:
                 yield partial, facts, hashes
                 if self.kind == "model":
@@ -155,11 +156,34 @@ class Inputs:
                 else:
                     load_adapter(partial)  # refuses ranks and tensors that its config does not tell
             except (MsaError, OSError):
-                check_unchanged(marks)
+                end_check()
                 raise
             card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
             write_text(partial / CARD_FILE, card)
+            end_check()
+
+    def _check_beside(self) -> Callable[[], None]:
+        """Begin to compare the sources with their manifests, in a thread; return what waits for it and raises."""
+        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
+        faults = Faults()
+
+        def compare() -> None:
+            for source in self.sources.values():
+                with faults.gathered():
+                    source.check_written()
+
+        thread = Thread(target=compare, daemon=True)
+        thread.start()
+
+        def end() -> None:
+            thread.join()
             check_unchanged(marks)
+            try:
+                faults.check()
+            except MsaError as error:
+                raise discarded(error) from None
+
+        return end
 
     def _check_output(self) -> None:
         if load_manifest(self.out) != self.manifest:
@@ -208,7 +232,7 @@ def find_inputs(
         if checked and not any(vector.needs_prior for vector in checked.vectors):
             names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
     sources = {
-        name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
+        name: value if isinstance(value, Source) else fetch(str(value), by_content=False, checked=False)
         for name, value in names.items()
     }
     folder = sources["target"].folder
