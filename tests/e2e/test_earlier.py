@@ -248,6 +248,7 @@ def test_a_run_on_another_target_is_refused_with_both_named(
     # The same weights under another name, with other files beside them, are the same target.
     moved = Path(shutil.copytree(history / "target", tmp_path / "moved"))
     (moved / "generation_config.json").write_text('{"_from_model_config": true, "max_length": 7}')
+    (moved / "manifest.json").unlink()  # which would not fit it
     assert prepared(second | {"target": str(moved)}).earlier
 
 

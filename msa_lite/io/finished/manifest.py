@@ -160,8 +160,8 @@ def stage_folder(
                 shutil.rmtree(partial)
             raise
         seen = _own_manifest(folder)
-        for fault in at_most(why_damaged(folder, inputs), _MOST):
-            logger.warning("%s: %s; it is made anew", folder, fault)
+        if faults := at_most(why_damaged(folder, inputs), _MOST):
+            logger.warning("%s: made anew, because it is not as it was written: %s", folder, "; ".join(faults))
         _claim(partial, fingerprint, resumable)
         if private:
             _set_mode(partial, 0o700)
