@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
+import sqlite3
+import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msa_lite.errors import OutputError
+from msa_lite.errors import FormatError, OutputError
+from msa_lite.io.files.cache import Cache
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.manifest import check_free, is_finished, stage_folder
 from msa_lite.io.finished.seal import (
     MANIFEST,
     WORKING,
     add_files,
+    check_written,
     load_manifest,
     sealed_json,
     verify_folder,
@@ -52,6 +59,8 @@ def test_a_flipped_bit_in_any_byte_of_the_manifest_is_seen(folder: Path) -> None
         flipped = bytes([byte ^ 1 << place % 8])
         (folder / MANIFEST).write_bytes(content[:place] + flipped + content[place + 1 :])
         assert load_manifest(folder) is None, place
+        with pytest.raises(FormatError, match=MANIFEST):
+            check_written(folder, ["a.txt"])
     assert verify_folder(folder) == [BROKEN]
 
 
@@ -199,8 +208,51 @@ def test_names_of_any_bytes_are_recorded_and_found_again(tmp_path: Path) -> None
     assert verify_folder(tmp_path / "out") == ["b\\xff ä.txt: 2 bytes, recorded were 1"]
 
 
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda folder: None, None),
+        (lambda folder: (folder / "README.md").write_text("notes"), None),  # is not asked for
+        (lambda folder: (folder / "a.txt").write_text("z"), "a.txt: content changed"),
+        (lambda folder: (folder / "a.txt").unlink(), "a.txt: missing"),
+        (lambda folder: (folder / MANIFEST).write_text("{}"), None),  # of another program
+        (lambda folder: (folder / MANIFEST).unlink(), None),
+    ],
+)
+def test_what_is_about_to_be_used_is_as_it_was_written(folder: Path, change: Any, fault: str | None) -> None:
+    os.utime(folder / "a.txt", (0, 0))
+    change(folder)
+    with pytest.raises(FormatError, match=fault) if fault else nullcontext():
+        check_written(folder, ["a.txt"])
+
+
+def test_a_hash_is_kept_only_while_nobody_writes_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.io.files.writing._SETTLED", 0)
+    path, hashes = tmp_path / "a", []
+    for content in ("one", "two"):
+        path.write_text(content)
+        os.utime(path, (0, 0))
+        time.sleep(0.05)  # more than the steps of the system's clock
+        hashes.append(hash_file(path))
+    assert hashes == [hashlib.sha256(content).hexdigest() for content in (b"one", b"two")]
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "sha256", None)
+        assert hash_file(path) == hashes[-1]  # it is not read again
+
+
+def test_a_kept_value_that_is_not_as_it_was_written_counts_as_missing(tmp_path: Path) -> None:
+    kept = Cache(tmp_path / "kept.sqlite", "remove it")
+    kept.keep({"a": "one", "b": "two", "c": "drei"})
+    with closing(sqlite3.connect(kept.path)) as database, database:
+        database.execute("UPDATE kept SET value = replace(value, 'two', 'twx') WHERE key = 'b'")
+        database.execute("UPDATE kept SET value = CAST(CAST(value AS BLOB) || x'ff' AS TEXT) WHERE key = 'c'")
+    assert kept.read("abc") == {"a": "one"}
+
+
 def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
     (folder / "picture.png").write_text("png")
+    with pytest.raises(FormatError, match=r"picture\.png: not in the manifest"):
+        check_written(folder, ["picture.png"])
     add_files(folder, ["picture.png"], {"pictures": True})
     assert verify_folder(folder) == []
     manifest = load_manifest(folder) or {}
