@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 34_690,
     "modules": 278,
-    "lines of the tests": 42_494,
+    "lines of the tests": 42_540,
     "words of the docs": 50_010,
     "commands": 24,
     "options": 110,
