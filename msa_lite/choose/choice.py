@@ -92,6 +92,9 @@ class ScoredFolder:
         """Remove candidates that a stopped choice has left: all folders but `names`."""
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
+                (path / REPORT_FILE).unlink(
+                    missing_ok=True
+                )  # first: without it, what a kill leaves counts as not scored
                 shutil.rmtree(path)
 
     def missing(self, names: Sequence[str]) -> list[str]:

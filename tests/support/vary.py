@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -29,12 +29,12 @@ def in_other_order(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for module in draw.sample(modules, len(modules)) for item in module]
 
 
-class _Listing:
+class Listing:
     """The entries of `os.scandir` in another order."""
 
-    def __init__(self, entries: Any, draw: random.Random) -> None:
+    def __init__(self, entries: Any, order: Callable[[list[Any]], list[Any]]) -> None:
         with entries:
-            self._entries = iter(draw.sample(listed := list(entries), len(listed)))
+            self._entries = iter(order(list(entries)))
 
     def __iter__(self) -> Iterator[os.DirEntry[Any]]:
         return self._entries
@@ -42,7 +42,7 @@ class _Listing:
     def __next__(self) -> os.DirEntry[Any]:
         return next(self._entries)
 
-    def __enter__(self) -> _Listing:
+    def __enter__(self) -> Listing:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,11 +57,10 @@ def other_listings() -> Iterator[None]:
     """List folders in another order, by os.listdir, os.scandir, and so by pathlib, glob and os.walk."""
     draw, listdir, scandir = random.Random(WORLD), os.listdir, os.scandir
 
-    def listed(*place: Any) -> list[Any]:
-        names = listdir(*place)
-        return draw.sample(names, len(names))
+    def shuffled(entries: list[Any]) -> list[Any]:
+        return draw.sample(entries, len(entries))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "listdir", listed)
-        patch.setattr(os, "scandir", lambda *place: _Listing(scandir(*place), draw))
+        patch.setattr(os, "listdir", lambda *place: shuffled(listdir(*place)))
+        patch.setattr(os, "scandir", lambda *place: Listing(scandir(*place), shuffled))
         yield

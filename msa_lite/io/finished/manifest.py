@@ -33,6 +33,7 @@ from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import digest, disk_fault, hash_file, nearest_place, reachable, sync, write_json
 from msa_lite.io.finished.seal import (
     LOCK,
+    LOST_MARKER,
     MANIFEST,
     MARKER,
     REPLACES,
@@ -171,7 +172,8 @@ def stage_folder(
             free = shutil.disk_usage(nearest_place(partial)).free
             begun = {path.name for path in partial.iterdir()} - {LOCK, MARKER}
             if not (begun and resumable and getattr(error, "keeps_partial", True)):
-                shutil.rmtree(partial, ignore_errors=True)
+                with suppress(OSError):
+                    remove_partial(partial)
             # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
             if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and disk_fault(error):
                 raise StageError(
@@ -200,7 +202,7 @@ def _check_partial(partial: Path) -> None:
         raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
     with reachable(partial):
         names = {path.name for path in partial.iterdir()}
-    if MARKER not in names and not names <= {*WORKING}:
+    if not names & {MARKER, LOST_MARKER} and not names <= {*WORKING}:
         raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
 
 
@@ -214,9 +216,11 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
-    signs = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
+    signs = (LOCK, MARKER, LOST_MARKER)  # without these, a kill would leave the folder unknown
     if resumable and not same and any(path.name not in WORKING for path in partial.iterdir()):
         logger.warning("%s: was begun from other inputs or settings, so it is made anew", partial)
+    if not same:
+        _lose_marker(partial)
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name in WORKING or not same:
@@ -346,12 +350,19 @@ def _remove_previous(folder: Path) -> None:
 
 
 def remove_partial(partial: Path) -> None:
-    """Remove a partial folder, the marker last: a kill leaves one that is still known as ours. Follow no links."""
+    """Remove a partial folder. A kill leaves one that is known as ours, with no file to go on from. Follow no links."""
     _check_partial(partial)
+    _lose_marker(partial)
     for path in partial.iterdir():
-        if path.name != MARKER:
+        if path.name != LOST_MARKER:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     shutil.rmtree(partial)
+
+
+def _lose_marker(partial: Path) -> None:
+    """Rename the marker away, before a file of the folder goes: what a kill leaves then is taken up by nobody."""
+    with suppress(FileNotFoundError):
+        os.replace(partial / MARKER, partial / LOST_MARKER)
 
 
 def is_partial(folder: Path) -> bool:

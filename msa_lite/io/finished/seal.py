@@ -25,11 +25,12 @@ MERGEKIT_FILE = "mergekit_config.yml"  # beside a merged model: the same merge a
 PUBLISHED = "published"  # true in the manifest that goes to the Hub with a model
 JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
+LOST_MARKER = f"{MARKER}.tmp"  # half-written, or of a folder that is being emptied
 LOCK = ".lock"
 PURGING = ".purge.lock"  # of a run's folder, while its data is removed
 REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
-WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
+WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", LOST_MARKER, MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 NOT_OURS = "not as msa-lite wrote it, or of another program"
 _BUSY = "another msa-lite is working in it; wait until it is done"

@@ -261,7 +261,7 @@ def file_memory(nbytes: int, folder: Path) -> Any:
     """Return bytes that are a file's, whose name is gone at once. Raise StageError where the disk is full."""
     import torch
 
-    number, path = tempfile.mkstemp(dir=folder)
+    number, path = tempfile.mkstemp(".tmp", dir=folder)  # which a rerun removes where a kill leaves it
     try:
         if hasattr(os, "posix_fallocate"):  # writing to a sparse file would end the process where the disk fills up
             os.posix_fallocate(number, 0, max(1, nbytes))

@@ -258,6 +258,7 @@ def check_run_folder(folder: Path, kind: FolderKind) -> None:
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     refuse_purged(folder)
     recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
+    recipes += [folder / f"{RECIPE_FILE}.tmp"]  # cut off by a kill
     allowed = {LOCK, PURGING, BASELINES, HISTORY, PROMPT_FILE, ANSWERS_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
@@ -267,8 +268,10 @@ def check_run_folder(folder: Path, kind: FolderKind) -> None:
 
 
 def _is_of_kind(file: Path, kind: FolderKind) -> bool:
+    beginning = f"# A {kind} of msa-lite"
     try:
-        return read_text(file).startswith(f"# A {kind} of msa-lite")
+        text = read_text(file)[: len(beginning)]
+        return text == beginning or (file.suffix == ".tmp" and beginning.startswith(text))
     except FormatError:  # it is not there, or no text
         return False
 

@@ -13,7 +13,7 @@ from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.io.console.progress import Progress, Step, announce, muted, notices, silent
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.seal import why_unfinished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, gathered
 from msa_lite.merger import Merged, MergedAdapter
@@ -249,13 +249,15 @@ def _do_part(
     """Do the stages of a part of a run, and return what `result` makes of the run and of what the stages gave."""
 
     def work(run: Run, stages: list[Stage]) -> _Result:
-        model = run.folder / run.recipe.merge.form
-        former = load_manifest(model)
-        try:
-            return result(run, execute(stages, progress))
-        finally:
-            if load_manifest(model) != former:
-                drop_report(run.folder)  # it is that of another model
+        def merge(stage: Stage, progress: Progress) -> Any:
+            assert stage.folder is not None
+            assert stage.inputs is not None
+            if why_unfinished(stage.folder, stage.inputs()):
+                drop_report(run.folder)  # that of another model; before, so that a kill leaves none
+            return stage.run(progress)
+
+        stages = [replace(stage, run=partial(merge, stage)) if stage.kind == "merge" else stage for stage in stages]
+        return result(run, execute(stages, progress))
 
     return _lead(recipe, find_verb(command, recipe, force=force), progress, work)
 

@@ -19,6 +19,7 @@ from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import MsaError, NotFiniteError, discarded
 from msa_lite.io.console.libraries import without_bars
 from msa_lite.io.console.progress import Progress, tell
+from msa_lite.io.files.writing import write_text
 from msa_lite.io.models.heads import choose_precision
 from msa_lite.io.weights.hub import Source
 from msa_lite.train.fit.tracking import UNTRACKED, Reporter, Tracking
@@ -347,8 +348,15 @@ def whole_saves(saves: Path, kind: str = "checkpoint") -> list[Path]:
     return sorted(whole, key=lambda save: int(save.name.rpartition("-")[2]))
 
 
+def drop_saves(folder: Path) -> None:
+    """Remove a folder of saves, their marks first: a kill in between must leave none that counts."""
+    for mark in folder.rglob(SAVED_WHOLE):
+        mark.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def cut_log(log: Path, steps: int) -> None:
     """Drop the lines of steps that will be trained again."""
     if log.exists():
         lines = [line for line in log.read_text("utf-8").splitlines() if line.endswith("}")]
-        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps), "utf-8")
+        write_text(log, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps))

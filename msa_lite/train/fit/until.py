@@ -230,6 +230,9 @@ class OpenFit:
         """
         attempts = self.course.attempts
         if not attempts or attempts[-1].ended:
+            for worse in attempts:  # in full mode each folder holds a whole model
+                if worse is not self.course.best:
+                    shutil.rmtree(self._folder(worse), ignore_errors=True)
             rate = next_rate(self.until, self.course, self.settings.learning_rate)
             if rate is None:
                 return None
@@ -243,15 +246,12 @@ class OpenFit:
         return attempts[-1].rate, folder, self.label if number == 1 else f"{self.label}, try {number}"
 
     def end_attempt(self, error: NotFiniteError | None = None) -> None:
-        """Note the end of the running attempt, and keep the best one's files. error: of a fit that diverged."""
+        """Note the end of the running attempt. error: of a fit that diverged."""
         course = self.course
         if error is not None:
             logger.info("%s", error)
             course.attempts[-1].ended = "diverged"
         self._write()
-        for worse in course.attempts:  # in full mode each folder holds a whole model
-            if worse is not course.best:
-                shutil.rmtree(self._folder(worse), ignore_errors=True)
 
     def finish(self) -> dict[str, Any]:
         """Move the best attempt's files up; return facts for the manifest. Raise NotFiniteError if all diverged."""

@@ -31,7 +31,7 @@ from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.models.heads import Compute, choose_precision
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.train.fit.loop import SAVES, SCORES, Loop, VectorFit, whole_saves
+from msa_lite.train.fit.loop import SAVES, SCORES, Loop, VectorFit, drop_saves, whole_saves
 from msa_lite.train.fit.until import Until
 from msa_lite.train.memory.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.memory.rungs import Rung, Static, ladder, longest_first, micro_batches, set_up, step_fault
@@ -125,7 +125,7 @@ def _run(loop: Loop) -> int:
             if fault is None:
                 fault, has_run = _attempt(replace(loop, rung=rung), model), True
             if fault is None:
-                shutil.rmtree(loop.partial / SAVES)
+                drop_saves(loop.partial / SAVES)
                 return rung.micro
             if lower is None:
                 raise _too_large(loop, model, rung, fault)
@@ -213,8 +213,9 @@ def _drop_other_saves(loop: Loop) -> None:
     record = read_object(saves / _RUNG) if (saves / _RUNG).exists() else {}
     if saves.exists() and record.get("has_8bit_states") is not loop.fit.settings.has_8bit_states:
         (saves / _RUNG).unlink(missing_ok=True)  # first, so that a rerun after a kill in between resumes nothing
-        for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
+        for folder in (*partial.glob("epoch-*"), partial / SCORES):
             shutil.rmtree(folder, ignore_errors=True)
+        drop_saves(saves)
     saves.mkdir(exist_ok=True)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from msa_lite.io.console.progress import Progress, silent, tell
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import avoid_fragments, free_memory, is_out_of_memory
 from msa_lite.io.models.heads import choose_precision
-from msa_lite.train.fit.loop import LOG, SAVE_SECONDS, SAVES, Loop, VectorFit, cut_log, epoch_folder
+from msa_lite.train.fit.loop import LOG, SAVE_SECONDS, SAVES, Loop, VectorFit, cut_log, drop_saves, epoch_folder
 from msa_lite.train.fit.tracking import Reporter
 from msa_lite.train.fit.until import OpenFit, Until
 from msa_lite.train.memory.model import save_model
@@ -174,7 +173,7 @@ def _fit(loop: Loop, peers: Peers, is_open_ended: bool = False) -> int:
             raise loop.failure(f"{name} is no number after training")
         _write_model(loop, model, loop.partial, peers)
     if peers.first:
-        shutil.rmtree(saves, ignore_errors=True)
+        drop_saves(saves)
     peers.from_first()  # the others go on when all is written
     return micro
 
@@ -214,7 +213,7 @@ def _take_up(loop: Loop) -> tuple[Path | None, int, int]:
     save, epoch, step = newest_save(folder / SAVES)
     loop.keep_epochs(range(epoch + 1))  # others were written after the save, perhaps half
     if save is None:
-        shutil.rmtree(folder / SAVES, ignore_errors=True)
+        drop_saves(folder / SAVES)
     cut_log(folder / LOG, step)
     return save, epoch, step
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from msa_lite.io.models.loading import check_model, load_whole
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source
 from msa_lite.io.weights.vocabulary import extend
-from msa_lite.train.fit.loop import SAVED_WHOLE, whole_saves
+from msa_lite.train.fit.loop import SAVED_WHOLE, drop_saves, whole_saves
 from msa_lite.train.memory.rungs import checkpoint_layers
 from msa_lite.train.objectives.objective import Division
 from msa_lite.train.objectives.reference import freeze_copy
@@ -281,7 +280,7 @@ def _told_of_faults(folder: Path) -> Iterator[None]:
 
 def _make_anew(folder: Path) -> None:
     """Make an empty folder; a kill may have left a half-written one."""
-    shutil.rmtree(folder, ignore_errors=True)
+    drop_saves(folder)
     folder.mkdir(parents=True)
 
 
@@ -290,8 +289,7 @@ def _finish_save(folder: Path, epoch: int, step: int) -> None:
     write_json(folder / _STATE, {"epoch": epoch, "step": step})
     (folder / SAVED_WHOLE).touch()
     for old in whole_saves(folder.parent, _KIND)[:-_KEPT]:
-        (old / SAVED_WHOLE).unlink()  # first: a kill in between must not leave half of one that counts
-        shutil.rmtree(old)
+        drop_saves(old)
 
 
 def newest_save(saves: Path) -> tuple[Path | None, int, int]:

@@ -78,13 +78,14 @@ def main() -> int:
     """Parse the options, play the cases, print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="cases in all, shared out among the areas")
-    parser.add_argument("--kills", type=int, default=100, help="kills in all")
+    parser.add_argument("--kills", type=int, default=100, help="signals at random moments in all")
+    parser.add_argument("--each", type=int, default=1, help="kills at each kind of file operation in each place")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=[*AREAS, "kills"], help="only this area; may be given again")
     parser.add_argument("--keep", type=Path, help="folder for the files of cases that break the contract")
     parser.add_argument("--log", type=Path, help="file for a line of JSON for each breach")
     options = parser.parse_args()
-    from tests.tools.fuzz.kills import SCENES, play_kills
+    from tests.tools.fuzz.kills import SCENES, Stage, choose_states, play_kills, play_states
 
     names = [name for name in AREAS if not options.only or name in options.only]
     whole = sum(WEIGHTS[name] for name in names) or 1
@@ -99,10 +100,15 @@ def main() -> int:
             breaches += found
             _print(name, table[name], time.monotonic() - started)
             _log(options.log, breaches)
-        if options.kills and (not options.only or "kills" in options.only):
+        if options.each and (not options.only or "kills" in options.only):
             for scene in SCENES:
-                table[f"kill {scene}"], found = play_kills(scene, options.kills, options.seed, Path(folder, "kill"))
-                breaches += found
+                stage, table[f"kill {scene}"] = Stage(scene, Path(folder, "kill")), collections.Counter()
+                for counts, found in (
+                    play_states(stage, choose_states(stage.states(), options.each)),
+                    play_kills(stage, options.kills, options.seed),
+                ):
+                    table[f"kill {scene}"] += counts
+                    breaches += found
                 _print(f"kill {scene}", table[f"kill {scene}"], time.monotonic() - started)
     _log(options.log, breaches)
     for line in breaches[:20]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.tools.fuzz.states import Recorder
+
 SECONDS = 10  # after which a command hangs
 _FILE = 1 << 30  # bytes that a file may grow to
 
@@ -31,11 +33,15 @@ class Outcome:
 
 
 def run(
-    arguments: Sequence[str], folder: Path, seconds: float = SECONDS, kill: tuple[float, int] | None = None
+    arguments: Sequence[str],
+    folder: Path,
+    seconds: float = SECONDS,
+    kill: tuple[float, int] | None = None,
+    recorder: Recorder | None = None,
 ) -> Outcome:
     """Run msa-lite with arguments in a folder, in a forked process, which is killed after so many seconds.
 
-    kill: (seconds, signal): send a signal to it after that time.
+    kill: (seconds, signal): send a signal to it after that time. recorder: keeps the states of the folder.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -43,7 +49,7 @@ def run(
     out, err = folder / ".stdout", folder / ".stderr"
     child = os.fork()
     if child == 0:
-        _command(arguments, folder, out, err)
+        _command(arguments, folder, out, err, recorder)
     started, sent, hung = time.monotonic(), kill is None, False
     while True:
         pid, status, usage = os.wait4(child, os.WNOHANG)
@@ -74,7 +80,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> None:
+def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path, recorder: Recorder | None) -> None:
     """In the child: run the command as the console script does, and leave without what the parent has at its exit."""
     status, begun = 70, False
     try:
@@ -96,9 +102,13 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> No
 
         try:
             begun = True
+            if recorder:
+                recorder.begin()
             main()
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if recorder:
+            recorder.end()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:
