@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.tools.fuzz.areas import AREAS, WEIGHTS, preload
 from tests.tools.fuzz.case import Case, play
+from tests.tools.fuzz.kills import SCENES, Stage, choose_states, play_kills, play_states
 
 Table = dict[str, collections.Counter[str]]
 _ENDS = ("accepted", "refused", "status", "killed", "not reached")
@@ -80,13 +81,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000, help="cases in all, shared out among the areas")
     parser.add_argument("--kills", type=int, default=100, help="signals at random moments in all")
     parser.add_argument("--each", type=int, default=1, help="kills at each kind of file operation in each place")
+    parser.add_argument("--few", action="store_true", help="the same in all places together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=[*AREAS, "kills"], help="only this area; may be given again")
+    names = [*AREAS, "kills", *(f"kill {name}" for name in SCENES)]
+    parser.add_argument("--only", action="append", choices=names, help="only this area; may be given again")
     parser.add_argument("--keep", type=Path, help="folder for the files of cases that break the contract")
     parser.add_argument("--log", type=Path, help="file for a line of JSON for each breach")
     options = parser.parse_args()
-    from tests.tools.fuzz.kills import SCENES, Stage, choose_states, play_kills, play_states
-
     names = [name for name in AREAS if not options.only or name in options.only]
     whole = sum(WEIGHTS[name] for name in names) or 1
     breaches: list[str] = []
@@ -100,16 +101,17 @@ def main() -> int:
             breaches += found
             _print(name, table[name], time.monotonic() - started)
             _log(options.log, breaches)
-        if options.each and (not options.only or "kills" in options.only):
-            for scene in SCENES:
-                stage, table[f"kill {scene}"] = Stage(scene, Path(folder, "kill")), collections.Counter()
-                for counts, found in (
-                    play_states(stage, choose_states(stage.states(), options.each)),
-                    play_kills(stage, options.kills, options.seed),
-                ):
-                    table[f"kill {scene}"] += counts
-                    breaches += found
-                _print(f"kill {scene}", table[f"kill {scene}"], time.monotonic() - started)
+        for scene in SCENES if options.each else ():
+            name = f"kill {scene}"
+            if options.only and not {"kills", name} & {*options.only}:
+                continue
+            stage, table[name] = Stage(scene, Path(folder, "kill")), collections.Counter()
+            states = choose_states(stage.states(), options.each, not options.few)
+            for counts, found in (play_states(stage, states), play_kills(stage, options.kills, options.seed)):
+                table[name] += counts
+                breaches += found
+            _print(name, table[name], time.monotonic() - started)
+            _log(options.log, breaches)
     _log(options.log, breaches)
     for line in breaches[:20]:
         print(line[:1500], file=sys.stderr)

@@ -59,14 +59,17 @@ def _history(root: Path) -> None:
     from tests.e2e.conftest import PEOPLE, SHORT, sweep_recipe, tiny_recipe
 
     make_history(root / "history", make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))  # type: ignore[arg-type]
-    recipes = {name: tiny_recipe(Path("history"), Path("out")) for name in ("vectors", "until", "again")}
-    recipes["until"]["vector"] |= {"epochs": "auto", "warmup_epochs": 0}
+    recipes = {name: tiny_recipe(Path("history"), Path("out")) for name in ("plain", "until", "again")}
+    recipes["until"]["vector"] |= {"epochs": "auto", "learning_rate": 1e-5, "batch_size": 64}  # which is tried again
     recipes["again"]["forget"]["alpha"] = 0.75
-    recipes["sweep"] = sweep_recipe(Path("history"), Path("out"))
-    recipes["run"] = sweep_recipe(Path("history"), Path("out")) | {"evidence": {"collect": ["says", "nearer"]}}
-    recipes["run"] |= {"retain": {"data": recipes["run"]["retain"]["data"]}}
+    recipes["baseline"] = sweep_recipe(Path("history"), Path("out"))
+    recipes["run"] = sweep_recipe(Path("history"), Path("out"))
     recipes["run"]["forget"]["alpha"] = "auto"  # searched, with a filter and a hold
+    for name in ("until", "run"):
+        del recipes[name]["evidence"], recipes[name]["retain"]["beta"]
     recipes["run"]["evaluate"] |= {"max_new_tokens": 3, "limit": 4}
+    for recipe in recipes.values():
+        recipe["verdict"] = False
     for name, recipe in recipes.items():
         (root / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
 
@@ -78,7 +81,7 @@ def _finished_run(root: Path) -> None:
 
 
 def _other_run(root: Path) -> None:
-    assert run(("run", "vectors.yaml"), root, _HANG).status == 0
+    assert run(("run", "plain.yaml"), root, _HANG).status == 0
 
 
 _MERGE = ("merge", "--target", "target", "--forget", "forget", "--retain", "retain", "--beta", "0.5", "--out", "out")
@@ -86,13 +89,12 @@ _ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/reta
 SCENES = {
     "merge": Scene(_MERGE, _merge_inputs, 0.45, heavy=False),
     "merge --as adapter": Scene((*_MERGE, "--as", "adapter"), _merge_inputs, 0.25, heavy=False),
-    "vectors": Scene(("run", "vectors.yaml", "--until", "vectors"), _history, 0.05),
+    "plain run": Scene(("run", "plain.yaml"), _history, 0.05),
     "until": Scene(("run", "until.yaml", "--until", "vectors"), _history, 0.0),
     "evaluate": Scene(("evaluate", "history/target", *_ROWS, "--out", "out"), _history, 0.06),
-    "sweep": Scene(("run", "sweep.yaml", "--until", "sweep"), _history, 0.05),
     "run": Scene(("run", "run.yaml"), _history, 0.04),
     "again": Scene(("run", "again.yaml"), _history, 0.0, begin=_other_run),
-    "baseline": Scene(("baseline", "grad_ascent", "sweep.yaml"), _history, 0.0),
+    "baseline": Scene(("baseline", "grad_ascent", "baseline.yaml"), _history, 0.0),
     "purge": Scene(("purge", "out", "--yes"), lambda root: None, 0.1, begin=_finished_run),
 }
 
@@ -169,11 +171,11 @@ class Stage:
         return files
 
 
-def choose_states(states: Sequence[State], most: int) -> list[State]:
-    """Return states of every kind, `most` of each kind: of operation, by the place that it changes, without numbers."""
+def choose_states(states: Sequence[State], most: int, by_place: bool = True) -> list[State]:
+    """Return at most so many states of each kind: of operation, and of place without its numbers."""
     kinds = collections.defaultdict[tuple[str, str], list[State]](list)
     for state in states:
-        kinds[state.operation, _NUMBER.sub("#", state.place)].append(state)
+        kinds[state.operation, _NUMBER.sub("#", state.place) if by_place else ""].append(state)
     chosen = {id(state) for kind in kinds.values() for state in kind[:: -(-len(kind) // most)]}
     return [state for state in states if id(state) in chosen]
 

@@ -81,7 +81,7 @@ class Recorder:
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
-        """Begin to listen; a hook cannot be taken away again. Folders are listed in the worst order: marks come last."""
+        """Begin to listen, to the end of the process. Folders are listed in the worst order: marks come last."""
         listdir, scandir = os.listdir, os.scandir
         os.listdir = lambda *place: sorted(listdir(*place), key=_late)  # type: ignore[assignment]
         order = partial(sorted, key=lambda item: _late(item.name))
