@@ -336,6 +336,11 @@ def test_a_stopped_search_goes_on_where_it_was(
     assert msa_lite.sweep(recipe) is not None
     assert choice_of(tmp_path / "run") == whole
     assert len(loaded) == len(whole["scores"])  # nothing twice
+    page, merging = tmp_path / "run/report.html", set[bool]()
+    page.write_text("of a former model")
+    shutil.rmtree(tmp_path / "run/model")
+    msa_lite.sweep(recipe, progress=lambda label, done, total: merging.add(label == "merge" and page.exists()))
+    assert merging == {False}, "a kill after the merge leaves no report of another model"
 
 
 def test_a_request_about_a_text_ends_in_a_choice_on_that_text(

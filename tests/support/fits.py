@@ -259,7 +259,7 @@ def kill_at_disk(patch: pytest.MonkeyPatch, where: str, at: tuple[int, ...]) -> 
     if where == "save":
         patch.setattr(Trainer, "_save_checkpoint", saved)
     if where == "end":
-        patch.setattr(module, "shutil", type("Shutil", (), {"rmtree": staticmethod(removed)}))
+        patch.setattr(module, "drop_saves", removed)
 
 
 def out_of_memory(epoch: int, limit: int) -> Callable[[Sequence[int], int, int], None]:

@@ -92,6 +92,29 @@ def test_a_resumable_stage_starts_afresh_for_other_inputs(
     assert caplog.messages == [f"{partial}: was begun from other inputs or settings, so it is made anew"]
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_what_a_kill_leaves_of_a_folder_that_is_emptied_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """other: it is emptied for other inputs; else because the stage's error says so."""
+    out = tmp_path / "out"
+    fail(out, StageError("no"), resumable=True)
+    (tmp_path / "out.partial/another.txt").write_text("another")
+    unlink, error = os.unlink, StageError("killed")
+
+    def killing(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        if str(path).endswith(".txt"):
+            raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killing)
+        fail(out, error if other else discarded(error), {"seed": 2} if other else INPUTS, resumable=True)
+    assert len([*tmp_path.glob("out.partial/*.txt")]) == 1
+    with stage_folder(out, "model", INPUTS, resumable=True) as partial:
+        assert not [*partial.glob("*.txt")]
+
+
 STEPS = {
     "before the marker": ("write_json", 0),
     "before the manifest": ("write_manifest", 0),

@@ -17,6 +17,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.adapter import load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings, KeptEpochs, epoch_folder
+from msa_lite.train.fit.loop import SAVES
 from msa_lite.train.memory.model import load_trainable
 from tests.support.fits import (
     SETTINGS,
@@ -102,15 +103,29 @@ def test_the_same_inputs_give_the_same_bytes_and_are_not_trained_twice(
     assert hash_file(tmp_path / "v/adapter_model.safetensors") != hash_file(whole / "adapter_model.safetensors")
 
 
-@pytest.mark.parametrize("step", [1, 3, 6])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(step: int, prior: Path, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, 3, 6, None])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
+    step: int | None, prior: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """step: None for a kill once all steps are done, in the midst of the removal of the saves."""
     out = tmp_path / "cut"
-    with pytest.raises(Killed):
-        fit(prior, out, progress=kill_at(step))
+    with monkeypatch.context() as patch:
+        if step is None:
+            patch.setattr("msa_lite.train.fit.loop.shutil.rmtree", _remove_one)
+        with pytest.raises(Killed):
+            fit(prior, out, progress=kill_at(step or 0))
     assert not out.exists()
     resumed = fit(prior, out)
     for name in ("adapter_model.safetensors", "train_log.jsonl"):
         assert hash_file(whole / name) == hash_file(resumed / name)
+
+
+def _remove_one(folder: Path, **options: Any) -> None:
+    """Stands for shutil.rmtree, and is killed after a file of each save, when all of them are to go."""
+    for path in Path(folder).rglob("trainer_state.json"):
+        path.unlink()
+    if Path(folder).name == SAVES:
+        raise Killed
 
 
 def test_unknown_target_modules_are_refused(prior: Path, tmp_path: Path) -> None:

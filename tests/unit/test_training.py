@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, e
 from msa_lite.errors import MsaError, OutputError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.pipeline.run.folder import check_run_folder
 from msa_lite.pipeline.staged.training import TrainingResult
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.inputs import choose_prior
@@ -306,6 +308,11 @@ def test_a_folder_of_something_else_is_refused_and_so_is_a_disk_too_small(
     (tmp_path / "run/recipe.yaml").write_text("# A run of msa-lite: the recipe as resolved.\n")
     with pytest.raises(OutputError, match="holds something that is no run"):
         train(recipe, f"output={tmp_path / 'run'}")
+    (tmp_path / "run/recipe.yaml").unlink()
+    for text in ("# A run of msa-lite", "A note of mine", "", "# A trai", "# A training of msa-lite: the re"):
+        (tmp_path / "run/recipe.yaml.tmp").write_text(text)  # the last three as a kill leaves it
+        with nullcontext() if "# A training of".startswith(text[:15]) else pytest.raises(OutputError):
+            check_run_folder(tmp_path / "run", "training")
     usage = type("Usage", (), {"free": 100_000})
     monkeypatch.setattr("msa_lite.io.finished.manifest.shutil.disk_usage", lambda path: usage)
     with pytest.raises(OutputError, match="are needed, 100 kB are free"):

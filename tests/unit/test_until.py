@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -277,6 +278,7 @@ def twice(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -
         ("vector", 5, 1e9, 1),
         ("vector, try 2", 5, -1.0, 5),
         ("moved", 0, -1.0, None),
+        ("worse", 0, -1.0, None),
     ],
 )
 def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
@@ -302,6 +304,8 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patch:
         if label == "moved":
             patch.setattr("msa_lite.train.fit.until.os.replace", _move_one())
+        if label == "worse":
+            patch.setattr("msa_lite.train.fit.until.shutil.rmtree", Mock(side_effect=Killed))
         with pytest.raises(Killed):
             fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(step, label))
     steps: list[tuple[str, int]] = []

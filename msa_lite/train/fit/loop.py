@@ -194,7 +194,10 @@ class Loop:
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
         fit, resume, step, epoch = self.fit, None, 0, 0
-        if saves := whole_saves(self.partial / SAVES):
+        saves = whole_saves(self.partial / SAVES)
+        for half in {*(self.partial / SAVES).glob("checkpoint-*")} - {*saves}:
+            shutil.rmtree(half)  # for half a save of a later step, the Trainer would remove the next whole ones
+        if saves:
             resume = str(saves[-1])
             state = json.loads((saves[-1] / "trainer_state.json").read_text("utf-8"))
             step, epoch = state["global_step"], round(state["epoch"])

@@ -176,7 +176,8 @@ def choose_states(states: Sequence[State], most: int, by_place: bool = True) -> 
     kinds = collections.defaultdict[tuple[str, str], list[State]](list)
     for state in states:
         kinds[state.operation, _NUMBER.sub("#", state.place) if by_place else ""].append(state)
-    chosen = {id(state) for kind in kinds.values() for state in kind[:: -(-len(kind) // most)]}
+    strides = [(kind, -(-len(kind) // most)) for kind in kinds.values()]
+    chosen = {id(state) for kind, stride in strides for state in kind[stride // 2 :: stride]}
     return [state for state in states if id(state) in chosen]
 
 

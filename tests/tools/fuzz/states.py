@@ -19,6 +19,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +36,11 @@ _REPLACES = ".replaces.json"  # holds the number of a folder's inode, which a co
 _MARKS = ("complete", "manifest.json", ".msa-lite-partial.json", "report.json", "rung.json", "recipe.yaml")
 Content = dict[str, bytes | None]
 """What is in a folder: bytes by path, None for a folder."""
+
+
+Known = dict[str, tuple[tuple[int, ...] | None, bytes]]
+"""The inode, time and size of files, with their bytes, by path."""
+_TICK = 50 * 10**6  # nanoseconds within which a file may be written twice at the same time
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Recorder:
     file: Path
     """Gets the states when the command ends."""
     _kept: list[tuple[str, dict[str, tuple[int, int, bytes | None]]]] = field(default_factory=list)
+    _known: Known = field(default_factory=dict)
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
@@ -102,7 +109,7 @@ class Recorder:
     def _keep(self, event: str) -> None:
         if self._busy.acquire(blocking=False):  # not for what it does itself
             try:
-                self._kept.append((event, dict(_scan(self.root, self.without))))
+                self._kept.append((event, dict(_scan(self.root, self.without, self._known))))
             finally:
                 self._busy.release()
 
@@ -112,8 +119,14 @@ def _late(name: str) -> tuple[bool, str]:
     return name in _MARKS, name
 
 
-def _scan(root: Path, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, tuple[int, int, bytes | None]]]:
-    """Yield the path of each entry with its inode, its time of change and its bytes, which are None for a folder."""
+def _scan(
+    root: Path, without: frozenset[str], known: Known | None = None
+) -> Iterator[tuple[str, tuple[int, int, bytes | None]]]:
+    """Yield the path of each entry with its inode, its time of change and its bytes, which are None for a folder.
+
+    known: files that were read before; they are read again where they have changed since, or may have.
+    """
+    known = {} if known is None else known
     places = [""]
     while places:
         place = places.pop()
@@ -127,10 +140,16 @@ def _scan(root: Path, without: frozenset[str] = frozenset()) -> Iterator[tuple[s
                     places.append(name)
                     yield name, (state.st_ino, 0, None)
                 else:
-                    yield name, (state.st_ino, state.st_mtime_ns, Path(item.path).read_bytes())
+                    mark = (state.st_ino, state.st_mtime_ns, state.st_size)
+                    former, content = known.get(name, (None, b""))
+                    if mark != former or time.time_ns() - state.st_mtime_ns < _TICK:
+                        now = Path(item.path).read_bytes()
+                        content = content if now == content else now
+                        known[name] = (mark, content)
+                    yield name, (state.st_ino, state.st_mtime_ns, content)
 
 
-def read_content(root: Path, without: frozenset[str] = frozenset()) -> Content:
+def read_content(root: Path, without: frozenset[str]) -> Content:
     """Return what is in a folder."""
     return {name: content for name, (_, _, content) in _scan(root, without)}
 
@@ -145,7 +164,8 @@ def load_states(file: Path) -> list[State]:
         found = [State(operation, min(changed, default=""), content, inodes)]
         for name in sorted(filter(after.get, changed), key=lambda name: after[name][1]):
             inode, _, whole = after[name]
-            if whole is None or (inode in inodes and before.get(name, (None,))[0] != inode):  # a folder; renamed
+            is_moved = inode in inodes and before.get(name, (None,))[0] != inode
+            if whole is None or is_moved or name.endswith(".sqlite"):  # which never leaves half of what it writes
                 continue
             former = content.get(name) or b""
             start = len(former) if whole.startswith(former) else 0  # a line was added, or all is new
