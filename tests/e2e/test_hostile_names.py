@@ -146,14 +146,19 @@ def seal_anew(path: Path) -> list[tuple[Path, bytes]]:
 # A short run of the fuzzer, always of the same cases; `python -m tests.tools.fuzz` runs others, for longer.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        ("--cases", "240", "--kills", "0", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
-        ("--cases", "80", "--kills", "0", "--only", "recipe", "--only", "mergekit"),
-        ("--cases", "100", "--kills", "0", "--only", "run folder", "--only", "handed on"),
-        ("--kills", "6", "--only", "kills"),
+        ("--each", "1", "--few", "--kills", "0", "--only", "kill plain run"),
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                ("--cases", "240", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
+                ("--cases", "80", "--only", "recipe", "--only", "mergekit"),
+                ("--cases", "100", "--only", "run folder", "--only", "handed on"),
+                ("--each", "5", "--few", "--kills", "20", "--only", "kills"),
+            )
+        ),
     ],
     ids=lambda options: options[-1],
 )
