@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -137,28 +138,48 @@ def web_command(run: Path, port: int, opens: bool, as_json: bool) -> None:
     from msa_lite.web import open_page
 
     require("train")
-    page = open_page(run, port)
-    for name, reason in page.panel.missing.items():
-        click.echo(f"no {name}: {reason}", err=True)
-    click.echo("Open this address; Ctrl-C ends it:", err=True)
-    click.echo(json.dumps({"address": page.address}) if as_json else page.address)
-    with _opened_in_browser(page.address) if opens else nullcontext():
-        page.serve()
+    with _signals_as_ctrl_c():
+        page = open_page(run, port)
+        for name, reason in page.panel.missing.items():
+            click.echo(f"no {name}: {reason}", err=True)
+        click.echo("Open this address; Ctrl-C ends it:", err=True)
+        click.echo(json.dumps({"address": page.address}) if as_json else page.address)
+        with _opened_in_browser(page.address) if opens else nullcontext():
+            page.serve()
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, and the end of the terminal (SIGHUP), end the block as Ctrl-C does: it removes what it wrote."""
+
+    def stop(number: int, frame: object) -> None:
+        if number == signal.SIGTERM:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGTERM)  # which the server, while it runs, takes itself
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    former = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) == signal.SIG_DFL}  # not under nohup
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def _opened_in_browser(address: str) -> Iterator[None]:
-    """Open an address through a file of this user: everybody on the machine can see the arguments of a browser."""
+    """Open an address through a file of this user: everybody on the machine can see the arguments of a browser.
+
+    The file goes at the end of the block. A SIGKILL leaves it, with the token of a page that has ended.
+    """
     import tempfile
     import webbrowser
 
-    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="msa-lite-", delete=False) as file:  # its mode is 0600
+    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="msa-lite-") as file:  # its mode is 0600
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-    try:
+        file.flush()
         webbrowser.open(Path(file.name).as_uri())
         yield
-    finally:
-        Path(file.name).unlink(missing_ok=True)
 
 
 @click.command()

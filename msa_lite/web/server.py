@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -33,14 +34,6 @@ from msa_lite.web.facts import page_facts
 HOST = "127.0.0.1"
 _FILES = Path(__file__).parent / "page"
 _MOST_BYTES = 1 << 20  # of a question
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-_REPORT_HEADERS = {k: v for k, v in _HEADERS.items() if k != "Content-Security-Policy"}  # the report brings its own
 _POLL = 0.5  # seconds between looks whether the page is still there
 
 
@@ -58,14 +51,13 @@ class WebPage:
 
     def serve(self) -> None:
         """Answer requests until the process is interrupted (Ctrl-C)."""
-        import uvicorn
+        from msa_lite.web.guard import make_server
 
         desk = Desk(self.panel)
         app = make_app(self.panel, desk, self._token)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         try:
             with suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run(sockets=[self._socket])
+                make_server(app).run(sockets=[self._socket])
         finally:
             desk.close()
             self._held.close()
@@ -96,51 +88,58 @@ def make_app(panel: Panel, desk: Desk, token: str) -> Any:
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import ClientDisconnect
     from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
     from starlette.routing import Mount, Route
 
-    def file_route(address: str, path: Path, headers: Mapping[str, str] = _HEADERS) -> Route:
+    from msa_lite.web.guard import guarded
+
+    def file_route(address: str, path: Path) -> Route:
         async def send(request: Any) -> Response:
-            if not path.is_file():
-                return JSONResponse({"error": f"{path.name} is not there"}, 404, _HEADERS)
-            return FileResponse(path, headers=headers)
+            if not path.is_file() or not os.access(path, os.R_OK):
+                return JSONResponse({"error": f"{path.name} is not there, or cannot be read"}, 404)
+            return FileResponse(path)
 
         return Route(address, send)
 
     def send_facts(request: Any) -> Response:  # no coroutine: it reads files, in a thread of its own
         try:
-            return JSONResponse(page_facts(panel), headers=_HEADERS)
+            return JSONResponse(page_facts(panel))
         except MsaError as error:  # a file of the run was broken, or removed, while the page is served
-            return JSONResponse({"error": str(error)}, 500, _HEADERS)
+            return JSONResponse({"error": str(error)}, 500)
 
     async def send_answers(request: Any) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return JSONResponse({"error": "a question is sent as application/json"}, 415)
         try:
             text, strengths, models = read_question(await _body(request), panel.names)
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
         except UsageError as error:
-            return JSONResponse({"error": str(error)}, 400, _HEADERS)
+            return JSONResponse({"error": str(error)}, 400)
         events = _events(request, desk, partial(OpenQuestion, text, strengths, models))
-        return StreamingResponse(events, headers=_HEADERS, media_type="text/event-stream")
+        return StreamingResponse(events, media_type="text/event-stream")
 
     routes = [
         file_route("/", _FILES / "index.html"),
         file_route("/page.css", _FILES / "page.css"),
         *(file_route(f"/{path.name}", path) for path in sorted(_FILES.glob("*.js"))),
         file_route("/colours.css", COLOURS_FILE),
-        file_route(f"/{PAGE_FILE}", panel.run.folder / PAGE_FILE, _REPORT_HEADERS),
+        file_route(f"/{PAGE_FILE}", panel.run.folder / PAGE_FILE),
         Route("/run.json", send_facts),
         Route("/answers", send_answers, methods=["POST"]),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no other name may lead here
-    return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[hosts])
+    return guarded(Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[hosts]), f"/{token}/")
 
 
 async def _body(request: Any) -> bytes:
-    body = b""
+    body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > _MOST_BYTES:
             raise UsageError("the question is too long")
-    return body
+    return bytes(body)
 
 
 def read_question(body: bytes, known: Sequence[str]) -> tuple[str, Strengths | None, list[str]]:
@@ -152,11 +151,14 @@ def read_question(body: bytes, known: Sequence[str]) -> tuple[str, Strengths | N
         values = json.loads(body)
         text, strengths = values["question"], values.get("strengths")
         numbers = None if strengths is None else Strengths.of(strengths)
-        models = [name for name in known if name in values.get("models", known)]
+        asked = values.get("models", [*known])
+        models = [name for name in known if name in asked]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(
             'expected {"question": text, "strengths": {"alpha", "beta", "filter"} or null, "models": [names]}'
         ) from error
+    if not isinstance(asked, list):
+        raise UsageError("models are a list of names")
     if not isinstance(text, str) or not text.strip():
         raise UsageError("the question is empty")
     if numbers and not all(math.isfinite(value) and value >= 0 for value in numbers.values.values()):

@@ -9,8 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +68,8 @@ def address(finished: Path) -> Iterator[str]:
 
 def ask(address: str, question: str, **more: Any) -> list[dict[str, Any]]:
     body = json.dumps({"question": question, **more}).encode()
-    with urllib.request.urlopen(f"{address}answers", body, timeout=120) as response:
+    request = urllib.request.Request(f"{address}answers", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
         return [json.loads(line.removeprefix(b"data: ")) for line in response if line.startswith(b"data: ")]
 
 
@@ -169,6 +174,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield one
 
 
+QUIET = 2.0  # seconds after which nothing comes any more
 needs_browser = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
 
 
@@ -243,6 +249,88 @@ def test_rows_are_searched_filtered_and_asked(address: str, finished: Path, wind
     assert subject in window.run("return document.getElementById('question').value")
     window.keys("#search", "no such row")
     assert window.run(rows) == 0
+
+
+HOSTILE = """<!doctype html><base href="AT/"><meta name="referrer" content="unsafe-url">
+<meta http-equiv="refresh" content="1; url=AT/refresh"><link rel="stylesheet" href="AT/css">
+<link rel="icon" href="AT/icon"><link rel="prefetch" href="AT/prefetch"><link rel="manifest" href="AT/manifest">
+<link rel="preload" as="image" href="AT/preload"><link rel="modulepreload" href="AT/module">
+<link rel="prerender" href="AT/prerender"><link rel="preconnect" href="AT">
+<style>@import url(AT/import); body {background: url(AT/background)}
+@font-face {font-family: f; src: url(AT/font)} p {font-family: f}</style>
+<script src="AT/script"></script><script type="speculationrules">{"prefetch": [{"urls": ["AT/rules"]}]}</script>
+<script>document.title = "ran"; fetch("HERErun.json").then(r => r.text()).then(text => fetch("AT/run?" + text));
+navigator.sendBeacon("AT/beacon", "x"); new WebSocket("AT/socket".replace("http", "ws")); window.open("AT/window")
+setTimeout(() => location = "AT/top", 500)</script>
+<body onload="new Image().src = 'AT/onload'"><p>text<img src="AT/image"><iframe src="AT/frame"></iframe>
+<iframe srcdoc="<img src='AT/inner'>"></iframe><iframe src="HERErun.json"></iframe><object data="AT/object"></object>
+<embed src="AT/embed"><video src="AT/video" poster="AT/poster"></video><audio autoplay src="AT/audio"></audio>
+<svg><image href="AT/svg"/><use href="AT/use#a"/></svg><input autofocus onfocus="fetch('AT/focus')">
+<form action="AT/form"><button id="send">Send</button></form>
+<form action="HEREanswers" method="post" enctype="text/plain"><button id="ask">Ask</button></form>
+<a id="link" href="AT/link" ping="AT/ping" referrerpolicy="unsafe-url">a link</a>"""
+
+
+@contextmanager
+def listener() -> Iterator[tuple[str, dict[str, str]]]:
+    """A server of this machine, and the Referer of each request by its path; "" for a bare connection (preconnect)."""
+    came: dict[str, str] = {}
+
+    class Notes(BaseHTTPRequestHandler):
+        def setup(self) -> None:
+            came[""] = ""
+            super().setup()
+
+        def do_GET(self) -> None:
+            came[self.path[1:].partition("?")[0]] = self.headers.get("Referer", "")
+            self.send_response(204)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *words: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notes) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", came
+        finally:
+            server.shutdown()
+
+
+@needs_browser
+def test_a_changed_report_reads_nothing_and_sends_nothing(
+    address: str, finished: Path, window: Browser, tmp_path: Path
+) -> None:
+    report = finished / "report.html"
+    text = report.read_text("utf-8")
+    window.open(report)
+    looks = window.colours(), window.run("return document.body.scrollHeight")
+    window.open_address(f"{address}report.html")
+    assert (window.colours(), window.run("return document.body.scrollHeight")) == looks
+    assert (window.overflow(), window.faint(), window.faults()) == ([], [], [])
+    with listener() as (place, came):
+        hostile = HOSTILE.replace("AT", place).replace("HERE", address)
+        (tmp_path / "control.html").write_text(hostile)
+        window.open(tmp_path / "control.html")  # without the server's headers: the listener hears it
+        time.sleep(QUIET)
+        assert {"image", "css", "import", "background", "script", "beacon", "frame", "onload", "top", ""} <= {*came}
+        window.open_address(f"{address}")
+        window.wait(READY)
+        came.clear()
+        try:
+            report.write_text(hostile)
+            window.open_address(f"{address}report.html")
+            time.sleep(QUIET)
+            for button in ("send", "ask"):
+                window.click(f"#{button}")
+            time.sleep(QUIET / 2)
+            assert ({*came} - {""}, window.run("return document.title")) == (set(), "")
+            window.click("#link")
+            time.sleep(QUIET / 2)
+            assert came == {"": "", "link": ""}  # what the user clicks on, without the address
+        finally:
+            report.write_text(text, "utf-8")
 
 
 # report.html in a real browser: what it asks for, how it fits, how it reads in the dark and on paper.

@@ -185,6 +185,10 @@ class Browser:
         """Type keys into the element of a selector."""
         self._driver.find_element("css selector", selector).send_keys(*keys)
 
+    def click(self, selector: str) -> None:
+        """Click on the element of a selector."""
+        self._driver.find_element("css selector", selector).click()
+
     def picture(self) -> bytes:
         """Return what the screen shows, a PNG."""
         return bytes(self._driver.get_screenshot_as_png())

@@ -1,27 +1,36 @@
-"""The page's server: who may ask, whose turn it is, and what happens when somebody leaves before the end."""
+"""The page's server: who may ask, whose turn it is, what strangers send, and who leaves before the end."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import logging
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 
 from msa_lite.errors import StageError, UsageError
 from msa_lite.strengths import Strengths
+from msa_lite.web import guard
 from msa_lite.web.desk import Desk, OpenQuestion
+from msa_lite.web.guard import make_server
 from msa_lite.web.server import make_app, read_question
 
 TOKEN = "secret"
 WAIT = 30.0  # seconds; nothing here takes one
+EMPTY: Mapping[str, str] = {}
 
 
 class Slow:
@@ -62,28 +71,34 @@ def panel(tmp_path: Path) -> Slow:
 
 
 @pytest.fixture
-def port(panel: Slow) -> Iterator[int]:
-    """A server of the page over the panel."""
+def port(panel: Slow, caplog: pytest.LogCaptureFixture) -> Iterator[int]:
+    """A server of the page over the panel; it tells of no fault of its own."""
     desk = Desk(panel)  # type: ignore[arg-type]
-    app = make_app(panel, desk, TOKEN)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
+    server = make_server(make_app(panel, desk, TOKEN))  # type: ignore[arg-type]
+    place = socket.create_server(("127.0.0.1", 0))
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    thread = threading.Thread(target=server.run, args=([place],))
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    yield place.getsockname()[1]
     panel.may_end.set()
     server.should_exit = True
     desk.close()
     thread.join(WAIT)
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert not thread.is_alive()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 @contextmanager
-def reply(port: int, path: str, body: Any = None, **headers: str) -> Iterator[http.client.HTTPResponse]:
+def reply(
+    port: int, path: str, body: Any = None, more: Mapping[str, str] = EMPTY
+) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
     text = body if body is None or isinstance(body, str) else json.dumps(body)
-    connection.request("GET" if body is None else "POST", path, text, headers)
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    connection.request("GET" if body is None else "POST", path, text, headers | more)
     response = connection.getresponse()
     try:
         yield response
@@ -107,12 +122,137 @@ def test_nothing_is_served_without_the_token_or_under_another_name(port: int) ->
     for path in ("/", "/run.json", "/page.js", "/wrong/", f"/{TOKEN}x/", f"/{TOKEN}/../../etc/passwd"):
         with reply(port, path) as response:
             assert response.status == 404, path
-    with reply(port, f"/{TOKEN}/", Host="evil.example") as response:  # another name that leads to this address
+    with reply(
+        port, f"/{TOKEN}/", more={"Host": "evil.example"}
+    ) as response:  # another name that leads to this address
         assert response.status == 400
     with reply(port, f"/{TOKEN}/") as response:
         assert response.status == 200
-        assert "default-src 'none'" in str(response.getheader("Content-Security-Policy"))
-        assert response.getheader("Cache-Control") == "no-store"
+
+
+HOST = b"Host: 127.0.0.1\r\n"
+JSON = HOST + b"Content-Type: application/json\r\n"
+ASK = f"POST /{TOKEN}/answers HTTP/1.1\r\n".encode() + JSON
+PAGE = f"GET /{TOKEN}/ HTTP/1.1\r\n".encode() + HOST
+# What is sent, and the status of its answer; 0 for none.
+REQUESTS = [
+    (PAGE + b"\r\n", 200),
+    (PAGE.replace(b"GET", b"HEAD") + b"\r\n", 200),
+    (PAGE.replace(b"GET", b"POST") + b"\r\n", 405),
+    (PAGE.replace(b"GET", b"OPTIONS") + b"\r\n", 405),
+    (PAGE.replace(b"127.0.0.1", b"evil.example") + b"\r\n", 400),
+    (PAGE.replace(b"127.0.0.1", b"evil.example") + b"X-Forwarded-Host: 127.0.0.1\r\n\r\n", 400),
+    (PAGE + b"X-Forwarded-For: 10.0.0.1\r\nX-Forwarded-Proto: https\r\nForwarded: for=1\r\n\r\n", 200),
+    (PAGE.replace(b"/ ", b"/report.html ") + b"\r\n", 200),
+    (PAGE.replace(b"/ ", b"/report.html ") + b"Range: bytes=x\r\n\r\n", 400),
+    (PAGE.replace(b"/ ", b"/page.js ") + b"\r\n", 200),
+    (PAGE.replace(b"/ ", b"/run.json ") + b"\r\n", 500),
+    (PAGE.replace(b"/ ", b" ") + b"\r\n", 307),
+    (PAGE.replace(b"/ ", b"/../x%2f..%00 ") + b"\r\n", 404),
+    (PAGE.replace(TOKEN.encode(), b"wrong") + b"\r\n", 404),
+    (PAGE + b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n\r\n", 200),
+    (b"\x16\x03\x01 is no HTTP\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nX: " + 20_000 * b"x", 400),
+    (ASK + b"Content-Length: 2\r\n\r\n[]", 400),
+    (ASK + b'Content-Length: 99999\r\n\r\n{"question"', 0),
+    (ASK + b"Content-Length: -1\r\n\r\n", 400),
+    (ASK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n[]", 0),
+    (ASK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n[]\r\n0\r\n\r\n", 400),
+    (ASK.replace(TOKEN.encode(), b"wrong") + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n[]\r\n0\r\n\r\n", 400),
+    (PAGE + b"\r\n" + b"\x00\r\n\r\n", 200),
+    (ASK.replace(b"application/json", b"text/plain") + b"Content-Length: 2\r\n\r\n[]", 415),
+    (ASK + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n[]", 403),
+    (ASK + b"Origin: null\r\nContent-Length: 2\r\n\r\n[]", 403),
+    (ASK + b"Origin: http://127.0.0.1\r\nContent-Length: 2\r\n\r\n[]", 400),
+    (ASK + b"Sec-Fetch-Site: cross-site\r\nContent-Length: 2\r\n\r\n[]", 403),
+    (ASK + b"Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\nContent-Length: 2\r\n\r\n[]", 403),
+    (ASK + b"Sec-Fetch-Site: same-origin\r\nContent-Length: 2\r\n\r\n[]", 400),
+    (PAGE + b"Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n\r\n", 200),
+    (PAGE + b"Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n\r\n", 403),
+]  # fmt: skip
+
+
+def head_of(port: int, sent: bytes, ends: bool) -> str:
+    """The head of what comes back for some bytes. ends: nothing comes after them."""
+    with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+        connection.sendall(sent)
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        back = b""
+        while b"\r\n\r\n" not in back and (piece := connection.recv(1 << 16)):
+            back += piece
+    return back.partition(b"\r\n\r\n")[0].decode().lower()
+
+
+def test_every_answer_has_the_headers_whatever_was_sent(port: int, panel: Slow) -> None:
+    (panel.run.folder / "report.html").write_text("<p>a report")
+    for sent, status in REQUESTS:
+        head = head_of(port, sent, not status)
+        first, *lines = head.split("\r\n")
+        assert first.split()[1:2] == ([str(status)] if status else []), (sent[:200], head)
+        if not status:
+            continue
+        headers = dict(line.split(": ", 1) for line in lines)
+        policy = headers["content-security-policy"].split("; ")
+        assert {"default-src 'none'", "form-action 'none'", "frame-ancestors 'none'"} <= {*policy}, sent
+        assert ("sandbox" in policy) is not ("script-src 'self'" in policy)
+        assert ("sandbox" not in policy) is (f" /{TOKEN}/ ".encode() in sent), sent
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+    assert any("answer" in event for event in all_events(port, "who?"))
+
+
+def test_a_question_may_hold_any_text(port: int) -> None:
+    for question in ("\ud800", "\x00", "\u202e", "é" * 9, "[" * 99_999):
+        assert all_events(port, question)[-1] == {"end": True}
+
+
+def test_strangers_who_never_end_their_requests_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_MOST", 20)
+    starts = (b"", b"GET /", PAGE, ASK + b"Content-Length: 9\r\n\r\n{", ASK.replace(TOKEN.encode(), b"x") + b"\r\n{")
+    strangers: list[socket.socket] = []
+    with reply(port, f"/{TOKEN}/answers", {"question": "slow"}) as owner:
+        for number in range(200):
+            strangers.append(socket.create_connection(("127.0.0.1", port), WAIT))
+            strangers[-1].sendall(starts[number % len(starts)])
+        with reply(port, f"/{TOKEN}/") as response:
+            assert response.status == 200
+        assert sum(map(is_open, strangers)) <= 20
+        assert next(events(owner)) == {"ahead": 0}
+
+
+def is_open(connection: socket.socket) -> bool:
+    with connection, suppress(ConnectionResetError):
+        connection.setblocking(False)
+        try:
+            while connection.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /", PAGE, PAGE + b"\r\n" + PAGE, ASK + b"Content-Length: 9\r\n\r\n{"])
+def test_a_request_that_does_not_end_is_dropped(port: int, start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_PATIENCE", 0.3)
+    with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+        connection.sendall(start)
+        with suppress(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
+
+
+def test_two_hundred_questions_at_once_are_answered(port: int) -> None:
+    body = json.dumps({"question": "who?"}).encode()
+    sent = ASK + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    connections = [socket.create_connection(("127.0.0.1", port), WAIT) for _ in range(200)]
+    for connection in connections:
+        connection.sendall(sent)
+    for connection in connections:
+        with connection:
+            text = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # noqa: B023
+            assert (text.count(b'"answer"'), text.count(b'"end"')) == (2, 1)
 
 
 def test_answers_come_model_by_model(port: int, panel: Slow) -> None:
@@ -157,15 +297,16 @@ def test_a_fault_is_told_and_the_next_question_is_answered(port: int) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "", "[]", "{", '{"question": 1}', '{"question": " "}', '{"question": "q", "strengths": {"alpha": "x"}}',
-        '{"question": "q", "strengths": {"alpha": -1}}', '{"question": "q", "strengths": {"alpha": NaN}}',
-        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "strengths": 3}',
-        '{"question": "q", "models": 3}', "[" * 100_000,
+        "", "[]", "{", b"\xff{", b"\xff\xfe{", '{"question": 1}', '{"question": " "}',
+        '{"question": "q", "strengths": {"alpha": "x"}}', '{"question": "q", "strengths": {"alpha": -1}}',
+        '{"question": "q", "strengths": {"alpha": NaN}}', '{"question": "q", "strengths": 3}',
+        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "models": 3}',
+        '{"question": "q", "models": "target"}', "[" * 100_000,
     ],
 )  # fmt: skip
-def test_a_request_that_is_no_question_is_refused(body: str) -> None:
+def test_a_request_that_is_no_question_is_refused(body: str | bytes) -> None:
     with pytest.raises(UsageError):
-        read_question(body.encode(), ["target"])
+        read_question(body if isinstance(body, bytes) else body.encode(), ["target"])
 
 
 def test_a_question_without_end_is_refused(port: int) -> None:
@@ -185,3 +326,32 @@ def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.M
     desk.close()
     assert panel.may_end.is_set()
     assert len(panel.strengths) == 1
+
+
+COMMAND = """
+import sys, types, webbrowser
+from pathlib import Path
+import msa_lite.web
+from msa_lite.cli.asking import web_command
+
+panel = types.SimpleNamespace(names=[], missing={}, close=lambda: None, run=types.SimpleNamespace(folder=Path()))
+msa_lite.web.server.open_panel = lambda folder, several: panel
+webbrowser.open = lambda address: print(address, flush=True)
+web_command(["/", "--open"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_file_with_the_token_is_of_this_user_and_goes_with_the_page(number: signal.Signals, tmp_path: Path) -> None:
+    environment, pipes = os.environ | {"TMPDIR": str(tmp_path)}, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", COMMAND], text=True, env=environment, **pipes) as process:
+        address, file = process.stdout.readline().strip(), process.stdout.readline().strip()
+        (path,) = tmp_path.iterdir()
+        assert (path.as_uri(), stat.S_IMODE(path.stat().st_mode)) == (file, 0o600)
+        assert address in path.read_text()
+        with reply(int(address.split(":")[2].split("/")[0]), "/") as response:
+            assert response.status == 404
+        process.send_signal(number)
+        _, err = process.communicate(timeout=WAIT)
+        assert (process.returncode, "Traceback" in err) == (0, False), err
+    assert not list(tmp_path.iterdir())

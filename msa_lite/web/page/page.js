@@ -4,6 +4,7 @@ import { showRows } from "./rows.js";
 import { makeSliders } from "./sliders.js";
 import { asCommand, byId, element, inWords } from "./elements.js";
 
+const JSON_BODY = { "Content-Type": "application/json" };
 const MARKS = { target: "■", unlearned: "●", ideal: "◆" };
 const run = await load();
 const cards = {};
@@ -79,7 +80,7 @@ async function ask(question, models) {
   for (const name of models) setState(name, "waits", true, "");
   try {
     const body = JSON.stringify({ question, strengths, models });
-    const response = await fetch("answers", { method: "POST", body, signal: mine.signal });
+    const response = await fetch("answers", { method: "POST", body, headers: JSON_BODY, signal: mine.signal });
     if (!response.ok) throw new Error((await response.json()).error);
     for await (const event of events(response.body)) {
       mine.signal.throwIfAborted(); // an event that came before the stop is not shown after it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, handed_on, merges, moments, runs, texts
+from tests.tools.fuzz import folders, handed_on, merges, moments, runs, texts, web
 
 AREAS: dict[str, Any] = {
     **merges.MERGES,
@@ -14,6 +14,7 @@ AREAS: dict[str, Any] = {
     **moments.MOMENTS,
     **handed_on.HANDED_ON,
     **runs.RUNS,
+    **web.WEB,
 }
 WEIGHTS = {
     "merge": 10,
@@ -24,6 +25,7 @@ WEIGHTS = {
     "moments": 4,
     "handed on": 4,
     "run folder": 5,
+    "web": 4,
 }
 _LIGHT = (
     "msa_lite.cli.merge",
