@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_710,
-    "modules": 278,
-    "lines of the tests": 42_747,
-    "words of the docs": 50_010,
+    "lines of the package": 34_802,
+    "modules": 279,
+    "lines of the tests": 43_160,
+    "words of the docs": 49_992,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 91,
