@@ -210,20 +210,24 @@ def _file_lines(contents: Contents, to: Destination | None = None) -> list[str]:
     return lines + [f"note:   {caution}" for caution in contents.cautions]
 
 
-_MOST = 30  # lines of files that are left alone
+_MOST = 30  # lines of files that stay
+_STRAY = "may hold rows, for msa-lite does not know it (look at it; --also PATH removes it)"
 
 
 @click.command()
 @takes_run
 @click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
+@click.option("--also", multiple=True, metavar="PATH", help="Remove this in RUN, too, which msa-lite does not know.")
 @click.option("--search", "places", multiple=True, metavar="FOLDER", help="Print its files that hold rows.")
 @takes_json
-def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) -> None:
+def purge_command(run: Path, yes: bool, also: tuple[str, ...], places: tuple[str, ...], as_json: bool) -> None:
     """List what still holds the data of RUN, and with --yes remove it.
 
     RUN is the folder of a run. Vectors can put the data back, and records repeat its rows. The unlearned model, the
-    report and the removal record stay. After that, RUN is not run again and takes no part in later merges. Outside of
-    RUN nothing is removed; the data's own files, the target and earlier runs are named.
+    report and the removal record stay, if their hashes are those of the record and its manifests. Whatever else is in
+    RUN may hold rows. It is named and left, and the exit status is 4, until you move it elsewhere or name it with
+    --also. After that, RUN is not run again and takes no part in later merges. Outside of RUN nothing is removed; the
+    data's own files, the target, earlier runs, and folders beside RUN that were made from its vectors are named.
 
     --search looks for the rows of the recipe's files in other folders: in UTF-8, as they stand or escaped as in JSON,
     from 12 bytes on. It sees nothing in packed files (Parquet, zip, PDF) and other encodings.
@@ -231,19 +235,20 @@ def purge_command(run: Path, yes: bool, places: tuple[str, ...], as_json: bool) 
     \b
     msa-lite purge runs/mine         # only lists
     msa-lite purge runs/mine --yes   # removes what was listed
+    msa-lite purge runs/mine --yes --also notes.txt --also model-copy
     msa-lite purge runs/mine --search ~/notes --search runs   # before the data's files are gone
     """
     from msa_lite.pipeline.purge.purge import purge, search_folders
 
     if places:
-        if yes:
-            raise click.UsageError("--search only prints files; leave out --yes")
+        if yes or also:
+            raise click.UsageError("--search only prints files; leave out --yes and --also")
         found = search_folders(run, places)
         show(found, as_json, *found.files)
         for fault in found.unread if not as_json else ():
             click.echo(f"not searched: {fault}", err=True)
         return
-    result = purge(run, remove=yes)
+    result = purge(run, remove=yes, also=also)
     show(result, as_json, *_lines(result))
 
 
@@ -260,7 +265,7 @@ def _lines(result: Purge) -> Iterator[str]:
         before = f" since it was purged ({result.purged})" if result.purged else ""
         yield f"{result.folder}: nothing that msa-lite made in it holds the data{before}"
     yield from _aligned((item.name, f"{readable(item.nbytes):>9}  {item.reason}") for item in result.holdings)
-    for title, remarks in (("stays", result.kept), ("left alone", result.strays)):
+    for title, remarks in (("stays", result.kept), (_STRAY, result.strays)):
         if remarks:
             yield f"\n{title}:"
         yield from _aligned((remark.name, remark.reason) for remark in remarks[:_MOST])

@@ -70,8 +70,7 @@ def show_recipe(recipe: str, as_json: bool) -> None:
 @recipes_command.command()
 @click.argument("name", shell_complete=complete_recipe)
 @click.argument("file", type=click.Path())
-@takes_json
-def copy(name: str, file: str, as_json: bool) -> None:
+def copy(name: str, file: str) -> None:
     """Copy the shipped recipe NAME, with its comments, to the new file FILE.
 
     The JSON schema of its kind is written beside it; a comment in the copy leads editors there.
@@ -86,11 +85,8 @@ def copy(name: str, file: str, as_json: bool) -> None:
     path, schema = copy_recipe(name, file)
     starts: dict[type, str] = {TrainingRecipe: "msa-lite train", TableRecipe: "msa-lite table"}
     start = starts.get(type(load_any(path)), "msa-lite")
-    after = f"{start} {shlex.quote(file)} --dry-run"
-    if not as_json:
-        click.echo(f"schema:  {schema}, by which editors check the recipe", err=True)
-    value = {"file": str(path), "copy_of": name, "schema": str(schema), "next": after}
-    show(value, as_json, f"written: {path}", f"next:    {after}")
+    click.echo(f"schema:  {schema}, by which editors check the recipe", err=True)
+    click.echo(f"written: {path}\nnext:    {start} {shlex.quote(file)} --dry-run")
 
 
 @recipes_command.command()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from filelock import FileLock
 
 import msa_lite
@@ -19,14 +18,18 @@ from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import in_use, verify_folder, write_manifest
-from msa_lite.pipeline.prepare.run import Context, prepare
-from msa_lite.pipeline.purge.holdings import survey_run
+from msa_lite.pipeline.purge.holdings import HOLDS
 from msa_lite.pipeline.purge.purge import purge
-from msa_lite.pipeline.run.folder import open_run
+from msa_lite.pipeline.run.folder import recipe_text
 from msa_lite.pipeline.run.report import REPORT_FILES, report_run
-from msa_lite.pipeline.verbs.commands import find_verb
+from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, hashes, tiny_recipe
 from tests.support.leftovers import copy_run, forms, holding
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
 
 LATER = (".lock", ".purge.lock", "purged.json")  # times and locks
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
@@ -38,17 +41,13 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return copy_run(finished, tmp_path / "run")
 
 
-def test_purge_removes_of_each_stage_what_the_list_says_that_it_holds(run: Path) -> None:
-    opened = open_run(run)
-    verb = find_verb("run", opened.recipe)
-    stages = verb.stages(Context.of(prepare(opened.recipe, verb.scope)))
-    reasons = {holding.name: holding.reason for holding in survey_run(opened).holdings}
-    there = [stage for stage in stages if stage.folder and stage.folder.is_dir()]
-    there = [stage for stage in there if stage.name != "evidence: nearer"]  # undecided here, so it holds no row
-    assert {stage.holds.part for stage in there} == {"all", "rows", "nothing"}
-    for stage in there:
-        name = str(stage.folder.relative_to(run))  # type: ignore[union-attr]
-        assert reasons.get(name) == (None if stage.holds.part == "nothing" else stage.holds.reason), stage.name
+def test_purge_removes_of_each_stage_what_its_kind_holds(run: Path) -> None:
+    reasons = {holding.name: holding.reason for holding in purge(run).holdings}
+    kinds = {str(path.parent.relative_to(run)): read_json(path)["kind"] for path in run.rglob("manifest.json")}
+    del kinds["evidence/nearer"]  # undecided here, so it holds no row
+    assert {*kinds.values()} == {"vector", "model", "evaluation", "probe", "evidence", "sweep"}
+    for name, kind in kinds.items():
+        assert reasons.get(name) == (None if kind == "model" else HOLDS[kind]), name
 
 
 @pytest.mark.pictures
@@ -294,7 +293,7 @@ def test_what_cannot_be_removed_is_named_and_the_rest_goes(run: Path, monkeypatc
 def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call_cli: CallCli) -> None:
     recipe = tiny_recipe(history, tmp_path / "run")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/recipe.yaml").write_text(f"# A run of msa-lite: …\n{yaml.safe_dump(recipe)}")
+    (tmp_path / "run/recipe.yaml").write_text(recipe_text("run", "msa-lite", load_recipe(recipe)))
     status, out, _ = call_cli("purge", tmp_path / "run", "--yes")
     assert status == 0
     assert f"{tmp_path / 'run'}: nothing that msa-lite made in it holds the data\n" in out

@@ -111,7 +111,7 @@ FOLDERS = {
         "run": {"prepare", "stages"},
         "baseline": {"prepare", "run", "stages"},
         "attack": {"baseline", "prepare", "run", "stages"},
-        "purge": {"prepare", "run"},
+        "purge": {"attack", "prepare", "run"},
         "staged": {"prepare", "run", "stages"},
         "verbs": {"attack", "baseline", "prepare", "run", "staged", "stages"},
         "table": {"baseline", "run", "staged", "stages", "verbs"},

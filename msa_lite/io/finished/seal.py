@@ -34,7 +34,8 @@ WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", LOST_MARKER, MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 NOT_OURS = "not as msa-lite wrote it, or of another program"
 _BUSY = "another msa-lite is working in it; wait until it is done"
-_FORMAT, _SEAL = "format", "manifest_sha256"  # the last keys of a manifest
+MANIFEST_SEAL = "manifest_sha256"  # of a manifest: the hash of itself
+_FORMAT = "format"
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -44,8 +45,8 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:
     """Return the text of a manifest's file, with a seal."""
-    values = {key: value for key, value in manifest.items() if key not in (_FORMAT, _SEAL)}
-    return sealed_json({**values, _FORMAT: 2}, _SEAL)
+    values = {key: value for key, value in manifest.items() if key not in (_FORMAT, MANIFEST_SEAL)}
+    return sealed_json({**values, _FORMAT: 2}, MANIFEST_SEAL)
 
 
 def sealed_json(values: Mapping[str, Any], key: str) -> str:
@@ -69,7 +70,7 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
         value = parse_json(raw, MANIFEST)
     except FormatError:
         return None
-    return value if is_whole(raw, _SEAL) and _has_form(value) else None
+    return value if is_whole(raw, MANIFEST_SEAL) and _has_form(value) else None
 
 
 def _has_form(value: Any) -> bool:
@@ -186,14 +187,14 @@ def verify_folder(folder: Path, hashed: Hashing = hash_file) -> list[str]:
         files, strange = entries(folder), strange_files(folder, manifest)
     except OSError as error:
         return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
-    faults = {name: _fault(files.get(name), item, hashed) for name, item in manifest["files"].items()}
+    faults = {name: file_fault(files.get(name), item, hashed) for name, item in manifest["files"].items()}
     return [
         *(f"{name}: {fault}" for name, fault in faults.items() if fault),
         *(f"{name}: not in the manifest" for name in strange),
     ]
 
 
-def _fault(path: Path | None, item: Mapping[str, Any], hashed: Hashing | None) -> str | None:
+def file_fault(path: Path | None, item: Mapping[str, Any], hashed: Hashing | None) -> str | None:
     """Return what is wrong with a file that a manifest names, or None. hashed: None to look at its size alone."""
     if path is None:
         return "missing"
@@ -272,7 +273,7 @@ def _was_ours(folder: Path) -> bool:
         raw = read_bytes(folder / MANIFEST)
     except FormatError:
         return False
-    return any(sign in raw for sign in (b'"made_by": "msa-lite"', f'"{_SEAL}": "'.encode()))
+    return any(sign in raw for sign in (b'"made_by": "msa-lite"', f'"{MANIFEST_SEAL}": "'.encode()))
 
 
 def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -282,7 +283,7 @@ def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> 
     except OSError:
         return ["its files cannot be listed"]
     known, strange = manifest["files"], "not in the manifest"
-    faults = {name: _fault(files.get(name), known[name], hash_file) if name in known else strange for name in names}
+    faults = {name: file_fault(files.get(name), known[name], hash_file) if name in known else strange for name in names}
     return sorted(f"{name}: {fault}" for name, fault in faults.items() if fault)
 
 

@@ -28,7 +28,6 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.record.facts import UNSIGNED
 from msa_lite.record.seal import SIGNATURE_FILE
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, FEWEST_ROWS, MOST_BACK, AttackControl
-from msa_lite.report.run.stages import ROWS
 from msa_lite.report.verdict.figures import percent
 
 ATTACK_KIND = "attack"
@@ -112,7 +111,6 @@ class Campaign:
                 partial(self._make_records, name, model),
                 inputs=partial(self.inputs, name, model),
                 says=f"an attack: {ATTACKS[name].summary}",
-                holds=ROWS,
             )
             for model in self.models
             for name, attack in self.attacks.items()

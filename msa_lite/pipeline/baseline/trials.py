@@ -51,7 +51,6 @@ from msa_lite.pipeline.run.vectors import (
 )
 from msa_lite.pipeline.stages.stage import Stage, unique
 from msa_lite.report.run.choice import Choice, candidate_name, load_choice
-from msa_lite.report.run.stages import CHANGE, ROWS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train import FitSettings, VectorFit, epoch_folder
 from msa_lite.train.fit.loop import SCORES
@@ -138,7 +137,6 @@ class Trials:
                 inputs=partial(self._fit_inputs, setting),
                 cost=partial(fit_costs, recipe, self.method, self.settings, number),
                 says="a copy of a model is trained to forget; the change of its weights is the vector",
-                holds=CHANGE,
             )
             for number, setting in enumerate(self.settings)
         ]
@@ -150,7 +148,6 @@ class Trials:
             needs=names,
             inputs=lambda: self._candidates(self._fitted)[0].inputs(validation_of(self.run)),
             says="the epochs' scores on validation rows are compared",
-            holds=ROWS,
         )
         chosen = [choice] if context.chooses else []
         needs = [*names, *(stage.name for stage in chosen)]

@@ -1,43 +1,76 @@
-"""Tell which files of a run's folder hold the data or can put it back, which stay, and which are not msa-lite's."""
+"""Tell which files of a run's folder hold the data or can put it back, which stay, and which may hold it.
+
+A file is known by its content: the manifest of its folder, or the run's record, has its hash. A name or a place shows
+nothing: folders are copied, and models are trained on or swapped. Whatever is not known may hold rows.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msa_lite.errors import MsaError
+from msa_lite.evals.scores.evaluation import EVALUATION_KIND
+from msa_lite.evals.scores.probe import PROBE_KIND
 from msa_lite.evals.scores.records import ANSWERS_FILE
-from msa_lite.io.files.reading import printable
+from msa_lite.io.files.reading import parse_yaml, printable, read_object, read_text
+from msa_lite.io.files.writing import hash_file, indented_json
 from msa_lite.io.finished.manifest import is_partial, remove_partial
 from msa_lite.io.finished.seal import (
     LOCK,
     MANIFEST,
     MARKER,
     PURGING,
-    WORKING,
+    Hashing,
     drop_files,
     entries,
+    file_fault,
     load_manifest,
     remove_ours,
     strange_files,
 )
+from msa_lite.pipeline.attack.campaign import ATTACK_KIND
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
+from msa_lite.pipeline.run.evidence import EVIDENCE_KIND
 from msa_lite.pipeline.run.folder import BASELINES, TRACKING, RunFolder
 from msa_lite.pipeline.run.report import REPORT_FILES
-from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.run.attacks import ATTACKS_FOLDER
+from msa_lite.recipe import dump_recipe
+from msa_lite.recipe.load import load_any
+from msa_lite.record.facts import UNSIGNED
+from msa_lite.record.schema import Removal
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_key, load_record
+from msa_lite.report.run.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
-from msa_lite.report.run.stages import ALL, ROWS, STAGES_FILE, Holds, load_stages
+from msa_lite.report.run.stages import STAGES_FILE, load_stages
 from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE
 
-_LATER = Holds("all", "an update from before, which can put the data back")
-_STOPPED = Holds("all", "what a stopped run has left")
+ROWS = "questions, answers and scores of single rows"
+RECORDED = (EVALUATION_KIND, PROBE_KIND, EVIDENCE_KIND, ATTACK_KIND, "sweep")
+"""The kinds of folders with records of rows: of these, the reports stay."""
+HOLDS = {
+    "vector": "what training on the rows changed: with it the data can be put back",
+    "moments": "the inputs of the target's layers on the rows, from which texts could be guessed",
+    **dict.fromkeys(("model", "adapter"), "a model or an update that is not the run's result: it may know the data"),
+    **dict.fromkeys(RECORDED, ROWS),
+}
+"""What folders hold, by the kind in their manifest. Of any other kind all is removed."""
+_ALL = "a model or data that the run was made from"
+_SUMMARIES = (REPORT_FILE, CHOICE_FILE, CHOICE_TABLE)  # of folders with records, the files without rows
+RESULTS = {
+    "model": "the unlearned model",
+    "adapter": "the result of the run. It is a switch: the target without it knows the data",
+}
+"""The kinds of a result, and what it is."""
 _FILES = {
     PROMPT_FILE: "how the models did on rows in several prompts",
     **dict.fromkeys((ANSWERS_FILE, f"{ANSWERS_FILE}-journal"), "answers to questions, and scores of single rows"),
@@ -52,9 +85,11 @@ _KEPT = {
     KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",
 }
-_SUMMARIES = {ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
+# By these marks a report of msa-lite is known to show examples or rows.
+_SIGNS = (b'<section id="examples">', b'<section id="rows">', b'"examples": [\n', b'"forget_rows": {')
 _LOCKS = (LOCK, PURGING, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
-_DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
+_HALF = "half-written"
+_DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files"
 _FOREIGN = "not made by msa-lite"
 
 
@@ -65,7 +100,7 @@ class Holding:
     json_keys: ClassVar = {"name": "name", "reason": "reason", "bytes": "nbytes"}
 
     name: str
-    """Its path from the run's folder, or the whole path outside of it."""
+    """Its path from the run's folder."""
     reason: str
     """The part of the data that it holds."""
     nbytes: int
@@ -78,13 +113,9 @@ class Holding:
 class Remark:
     """Something that stays, and why."""
 
-    json_keys: ClassVar = {"name": "name", "reason": "reason", "may_hold_rows?": "may_hold_rows"}
-
     name: str
-    """Its path from the run's folder, or the whole path outside of it."""
+    """Its path from the run's folder."""
     reason: str
-    may_hold_rows: bool = False
-    """True where nobody can tell whether rows stand in it: until it is gone, a purge has not ended."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +124,18 @@ class Survey:
 
     holdings: list[Holding]
     kept: list[Remark]
-    strays: list[Remark]
-    """Files that msa-lite did not make, or cannot know as its own."""
-
-    def leave(self, name: str, reason: str, may_hold_rows: bool = False) -> None:
-        """Enter a file or folder that is not msa-lite's own."""
-        self.strays.append(Remark(name, reason, may_hold_rows))
+    strays: dict[Path, Remark]
+    """What msa-lite does not know: it may hold rows, or put them back."""
 
 
-def survey_run(run: RunFolder) -> Survey:
-    """Return what is in a run's folder, the runs of baselines in it included. Links are not followed."""
-    survey = Survey([], [], [])
-    _look(run, run.folder, survey)
+def survey_run(run: RunFolder, rewrite: Callable[[Path], object], hashed: Hashing | None = None) -> Survey:
+    """Return what is in a run's folder, the runs of baselines in it included. Links are not followed.
+
+    rewrite: writes the report of the run in a folder again, without rows. hashed: hashes the unlearned model, to
+    compare it with the record; None to compare sizes.
+    """
+    survey = Survey([], [], {})
+    _Home(run, run.folder, survey, rewrite, hashed).look()
     return survey
 
 
@@ -118,84 +149,199 @@ def run_folders(run: RunFolder) -> list[Path]:
     return [run.folder, *(path for path in begun if not path.parent.is_symlink())]
 
 
-def _look(run: RunFolder, home: Path, survey: Survey) -> None:
-    """Look at the folder of one run, `home`."""
-    stages = load_stages(home).stages if (home / STAGES_FILE).is_file() else ()
-    holds = {stage.folder: stage.holds for stage in stages if stage.folder}
-    for path in sorted(home.iterdir()):
-        name = _name(run, path)
-        if path.is_symlink():
-            survey.leave(name, f"a link to {printable(os.readlink(path))}, which is not followed")
-        elif path.is_dir() and path.name == BASELINES:
-            for inner in sorted(path.iterdir()):
-                if inner.is_dir() and not inner.is_symlink():
-                    _look(run, inner, survey)
-                else:
-                    survey.leave(_name(run, inner), _FOREIGN)
-        elif path.is_dir() and path.name == TRACKING:
-            size = _size(list(entries(path).values()))
-            survey.holdings.append(Holding(name, "what was sent to trackers", size, partial(shutil.rmtree, path)))
-        elif path.is_dir():
-            _look_into(run, home, path, holds, survey)
-        elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:
-            reason = _FILES.get(path.name, "half-written")
-            survey.holdings.append(Holding(name, reason, _size([path]), partial(path.unlink, missing_ok=True)))
-        elif path.name in _KEPT:
-            survey.kept.append(Remark(name, _KEPT[path.name]))
-        elif path.name not in _LOCKS:
-            survey.leave(name, _FOREIGN)
+@dataclass(frozen=True)
+class _Home:
+    """The folder of one run, which is looked at: its own, or that of a baseline in it."""
 
+    run: RunFolder
+    folder: Path
+    survey: Survey
+    rewrite: Callable[[Path], object]
+    hashed: Hashing | None
 
-def _look_into(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds], survey: Survey) -> None:
-    """Look at a folder in that of a run: a stage, or a folder of stages."""
-    name, top = _name(run, folder), folder.relative_to(home).parts[0]
-    files = list(entries(folder).values())
-    if is_partial(folder):
-        remove = partial(remove_partial, folder)
-        survey.holdings.append(Holding(name, "what a stopped run has left", _size(files), remove))
-    elif manifest := load_manifest(folder):
-        strange = strange_files(folder, manifest)
-        for path in strange.values():
-            survey.leave(_name(run, path), _FOREIGN)
-        written = [path for path in files if path not in strange.values()]
-        holds = _holds(run, home, folder, listed)
-        if holds.part == "all":
-            survey.holdings.append(Holding(name, holds.reason, _size(written), partial(remove_ours, folder)))
-        elif holds.part == "nothing":
-            survey.kept.append(Remark(name, holds.reason))
+    @cached_property
+    def record(self) -> Removal | None:
+        """Return the record of the run; None where there is none, or it is not as it was written."""
+        with suppress(MsaError):
+            return load_record(self.folder / RECORD_FILE)
+        return None
+
+    @cached_property
+    def has_result(self) -> bool:
+        """Check whether the unlearned model of the record is there, under whatever name."""
+        return any(self._is_recorded(path) for path in self.folder.glob(f"*/{MANIFEST}"))
+
+    def look(self) -> None:
+        """Look at all that is in the folder."""
+        for path in sorted(self.folder.iterdir()):
+            if path.is_symlink() or not path.is_dir():
+                self._look_at_file(path)
+            elif path.name == BASELINES:
+                for inner in sorted(path.iterdir()):
+                    if inner.is_dir() and not inner.is_symlink():
+                        _Home(self.run, inner, self.survey, self.rewrite, self.hashed).look()
+                    else:
+                        self._leave(inner)
+            elif path.name == TRACKING:
+                remove = partial(shutil.rmtree, path)
+                self._hold(path, "what was sent to trackers", entries(path).values(), remove)
+            else:
+                self._look_into(path)
+
+    def _look_at_file(self, path: Path) -> None:
+        """Look at what is no folder, in the folder of the run."""
+        status = path.lstat()
+        again = path.name in REPORT_FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}
+        if not stat.S_ISREG(status.st_mode):
+            self._leave(path)
+        elif self._is_known(path):
+            self.survey.kept.append(Remark(self._name(path), _KEPT[path.name]))
+        elif path.name in REPORT_FILES:
+            reason = "not known to be without rows, such as examples; it is written again without"
+            reason += f"; {UNSIGNED}" if (self.folder / SIGNATURE_FILE).exists() else ""
+            self._hold(path, reason, [path], partial(self._write_again, path))
+        elif path.name in _FILES or again:
+            remove = partial(path.unlink, missing_ok=True)
+            self._hold(path, _FILES.get(path.name, _HALF), [path], remove)
+        elif path.name not in _LOCKS or status.st_size:
+            self._leave(path)
+
+    def _is_known(self, path: Path) -> bool:
+        """Check whether a file is as msa-lite wrote it, and holds no row."""
+        with suppress(MsaError, OSError):
+            if self._is_recorded(path):
+                return path.name not in REPORT_FILES or not any(sign in path.read_bytes() for sign in _SIGNS)
+            return path.name in _FORMS and _FORMS[path.name](path)
+        return False
+
+    def _is_recorded(self, path: Path) -> bool:
+        """Check whether the record has the hash of a file: under its name, or of a result's manifest under any."""
+        files = self.record.files if self.record else {}
+        hashes = {files.get(path.relative_to(self.folder).as_posix())}
+        if path.name == MANIFEST:
+            hashes = {files.get(f"{kind}/{MANIFEST}") for kind in RESULTS}
+        with suppress(MsaError, OSError):
+            return hashes != {None} and hash_file(path) in hashes
+        return False
+
+    def _write_again(self, path: Path) -> None:
+        """Write a report without rows; remove what is not known to be one then."""
+        if not self.survey.strays and path.exists():  # from files that are not known, rows could come into it
+            self.rewrite(self.folder)
+        if not _Home(self.run, self.folder, self.survey, self.rewrite, None)._is_known(path):
+            path.unlink(missing_ok=True)
+
+    def _look_into(self, folder: Path) -> None:
+        """Look at a folder in that of a run: a stage, or a folder of stages."""
+        try:
+            files = entries(folder)
+        except OSError as error:
+            self._leave(folder, f"cannot be read ({error.strerror})")
+            return
+        if is_partial(folder):
+            remove = partial(remove_partial, folder)
+            self._hold(folder, "what a stopped run has left", files.values(), remove)
+        elif manifest := load_manifest(folder):
+            self._look_at_stage(folder, files, manifest)
+        elif not any(path.name in (MANIFEST, MARKER) or self._is_recorded(path) for path in files.values()):
+            if files:
+                self._leave(folder)
         else:
-            _look_at_records(run, home / top, folder, manifest, survey)
-    elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
-        if files:
-            survey.leave(f"{name}/", _FOREIGN)
-    else:
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                _look_into(run, home, path, listed, survey)
-            elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
-                is_damaged = (folder / MANIFEST).is_file()
-                survey.leave(_name(run, path), _DAMAGED if is_damaged else _FOREIGN, is_damaged)
+            for path in sorted(folder.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    self._look_into(path)
+                elif not path.is_symlink() and self._is_recorded(path):
+                    self._keep_summary(folder)
+                elif path.name == f"{REPORT_FILE}.tmp" and path.is_file():
+                    self._hold(path, _HALF, [path], partial(path.unlink, missing_ok=True))
+                else:
+                    self._leave(path, _DAMAGED if MANIFEST in files else _FOREIGN)
+
+    def _look_at_stage(self, folder: Path, files: Mapping[str, Path], manifest: Mapping[str, Any]) -> None:
+        """Look at a folder with a manifest of msa-lite."""
+        kind, strange = manifest["kind"], strange_files(folder, manifest)
+        strange.pop(f"{MANIFEST}.tmp", None)  # a kill has left it
+        links = {name: path for name, path in files.items() if path.is_symlink()}
+        for path in {**strange, **links}.values():
+            self._leave(path)
+        if links.keys() - strange:  # what they point to would be forgotten with them
+            return
+        own = {name: path for name, path in files.items() if name not in strange}
+        is_result, names = kind in RESULTS and self._is_recorded(folder / MANIFEST), own.keys() | manifest["files"]
+        if is_result:
+            staying, hashed = {MANIFEST, *manifest["files"]}, self.hashed
+        elif kind in RECORDED:
+            staying, hashed = {name for name in names if Path(name).name in (MANIFEST, *_SUMMARIES)}, hash_file
+        elif kind in RESULTS and not self._is_other(folder):
+            self._leave(folder, f"{RECORD_FILE} names no such {kind}, so whether it knows the data is unknown")
+            return
+        else:
+            self._hold(folder, HOLDS.get(kind, _ALL), own.values(), partial(remove_ours, folder))
+            return
+        named = [(name, item) for name, item in manifest["files"].items() if name in own.keys() & staying]
+        faults = {name: fault for name, item in named if (fault := file_fault(own[name], item, hashed))}
+        for name, fault in faults.items():
+            self._leave(own[name], f"{fault} since msa-lite wrote it")
+        if is_result and not faults:
+            self.survey.kept.append(Remark(self._name(folder), RESULTS[kind]))
+        elif not is_result:
+            self._keep_summary(folder)
+        if gone := names - staying:  # those of a removal that was killed, too
+            remove = partial(drop_files, folder, gone)
+            self._hold(folder, ROWS, [own[name] for name in gone & own.keys()], remove)
+
+    def _is_other(self, folder: Path) -> bool:
+        """Check whether a model is surely not the result: that is known, or this one has a place of its own."""
+        return self.has_result or folder.parent != self.folder or folder.name in WRITTEN_OUT
+
+    def _keep_summary(self, folder: Path) -> None:
+        top = self.folder / folder.relative_to(self.folder).parts[0]
+        remark = Remark(self._name(top), "metrics, without the rows; one hash over all rows of a set")
+        if remark not in self.survey.kept:
+            self.survey.kept.append(remark)
+
+    def _hold(self, path: Path, reason: str, files: Iterable[Path], remove: Callable[[], object]) -> None:
+        size = sum(file.lstat().st_size for file in files)
+        self.survey.holdings.append(Holding(self._name(path), reason, size, remove))
+
+    def _leave(self, path: Path, reason: str = _FOREIGN) -> None:
+        """Enter what is not known."""
+        if path.is_symlink():
+            reason = f"a link to {printable(os.readlink(path))}, which is not followed"
+        name = self._name(path)
+        self.survey.strays[path] = Remark(name if path.is_symlink() or not path.is_dir() else f"{name}/", reason)
+
+    def _name(self, path: Path) -> str:
+        return printable(path.relative_to(self.run.folder))
 
 
-def _holds(run: RunFolder, home: Path, folder: Path, listed: Mapping[str, Holds]) -> Holds:
-    """Return the part of a stage's folder that holds the data: all where no list has it."""
-    place = folder.relative_to(home)
-    places = [place.with_name(place.name.removesuffix(".previous")), *place.parents]
-    holds = next((listed[path.as_posix()] for path in places if path.as_posix() in listed), ALL)
-    if holds.part == "nothing" and places[0].name != run.result.name:
-        return _LATER
-    return _STOPPED if holds.part == "rows" and folder.name.endswith(".previous") else holds
+def _is_recipe(path: Path) -> bool:
+    text = read_text(path)
+    notes = [f"{line}\n" for line in text.splitlines() if line.startswith("#")]
+    recipe = load_any(parse_yaml(text, RECIPE_FILE))
+    return text == "".join(notes) + dump_recipe(recipe)
 
 
-def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[str, Any], survey: Survey) -> None:
-    """Look at a stage that stays without its records."""
-    remark = Remark(_name(run, top), "metrics, without the rows; one hash over all rows of a set")
-    if remark not in survey.kept:
-        survey.kept.append(remark)
-    if records := [record for record in manifest["files"] if record.endswith(".jsonl")]:
-        paths = [folder / record for record in records if (folder / record).is_file()]
-        remove = partial(drop_files, folder, records)
-        survey.holdings.append(Holding(_name(run, folder), ROWS.reason, _size(paths), remove))
+def _is_purge_note(path: Path) -> bool:
+    note = read_object(path)
+    items = note.get("removed")
+    return note.keys() <= {"began", "removed", "ended"} and isinstance(items, list) and all(map(_is_entry, items))
+
+
+def _is_entry(item: Any) -> bool:
+    return isinstance(item, dict) and item.keys() <= set(Holding.json_keys)
+
+
+_SIGNATURE = re.compile(r"-----BEGIN SSH SIGNATURE-----\n[A-Za-z0-9+/=\n]+-----END SSH SIGNATURE-----\n?")
+_FORMS: dict[str, Callable[[Path], bool]] = {
+    RECIPE_FILE: _is_recipe,
+    STAGES_FILE: lambda path: read_text(path) == indented_json(load_stages(path.parent)),
+    RECORD_FILE: lambda path: bool(load_record(path)),
+    SIGNATURE_FILE: lambda path: bool(_SIGNATURE.fullmatch(read_text(path))),
+    KEY_FILE: lambda path: bool(load_key(path)),
+    PURGED_FILE: _is_purge_note,
+}
+"""How files are known that the record has no hash of."""
 
 
 def remove_empty(run: RunFolder, folders: Iterable[Path]) -> None:
@@ -212,11 +358,3 @@ def remove_empty(run: RunFolder, folders: Iterable[Path]) -> None:
             if place.is_dir():
                 place.rmdir()
             place = place.parent
-
-
-def _size(paths: Sequence[Path]) -> int:
-    return sum(path.lstat().st_size for path in paths)
-
-
-def _name(run: RunFolder, path: Path) -> str:
-    return printable(path.relative_to(run.folder))

@@ -10,42 +10,40 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from msa_lite.data import DataSource, Row, is_remote_data, load_rows
 from msa_lite.errors import MsaError, StageError, UsageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
-from msa_lite.io.files.reading import local_path, printable, read_object
+from msa_lite.io.files.reading import local_path, printable, read_bytes, read_object
 from msa_lite.io.files.search import TextSearch
-from msa_lite.io.files.writing import json_form, write_json
-from msa_lite.io.finished.seal import PURGING, in_use, locked
-from msa_lite.pipeline.purge.holdings import Holding, Remark, remove_empty, run_folders, survey_run
+from msa_lite.io.files.writing import hash_file, json_form, write_json
+from msa_lite.io.finished.seal import MANIFEST, MANIFEST_SEAL, PURGING, Hashing, entries, in_use, load_manifest, locked
+from msa_lite.pipeline.purge.holdings import RESULTS, Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
-from msa_lite.pipeline.run.report import REPORT_FILES, check_as_written, write_run_report
-from msa_lite.record.facts import UNSIGNED, utc
-from msa_lite.record.seal import SIGNATURE_FILE
-from msa_lite.report import REPORT_FILE
-from msa_lite.report.run.provenance import PAGE_FILE, PURGED_FILE
+from msa_lite.pipeline.run.report import write_run_report
+from msa_lite.record.facts import hash_files, hashed_revision, utc
+from msa_lite.record.seal import RECORD_FILE, load_record
+from msa_lite.report.run.provenance import PURGED_FILE
 
 logger = logging.getLogger(__name__)
 
-_EXAMPLES = "questions with answers, as examples; it is written again without them"
-# By these marks a report is known to show examples or rows.
-_SIGNS = {
-    PAGE_FILE: [b'<section id="examples">', b'<section id="rows">'],
-    REPORT_FILE: [b'"examples": [\n', b'"forget_rows": {'],
-}
+_CHOSEN = "not known to msa-lite, and named with --also"
+_MOST = 1000  # folders beside the run of which the manifest is read
 UNKNOWN = (
     "msa-lite cannot know of copies of all these: backups and snapshots, other folders and machines, runs of later "
-    "requests that asked their models these rows again (evaluation/earlier), models merged from the vectors elsewhere, "
-    "the global caches of other tools (of `datasets` and of the Hub's client), the history of your shell and logs. "
-    "`msa-lite purge RUN --search FOLDER` prints the files of a folder in which rows to forget stand"
+    "requests that asked their models these rows again (evaluation/earlier), models merged from the vectors "
+    "elsewhere, tables and lists of rows that you saved, the global caches of other tools (of `datasets` and of the "
+    "Hub's client), the history of your shell and logs. `msa-lite purge RUN --search FOLDER` prints the files of a "
+    "folder in which rows to forget stand"
 )
 """What no command of msa-lite can tell."""
 AFTER = (
@@ -70,7 +68,7 @@ class Purge:
     kept: Sequence[Remark]
     """The files that stay in the folder."""
     strays: Sequence[Remark]
-    """Files in the folder that msa-lite leaves alone, since it did not make them."""
+    """What msa-lite does not know in the folder. It may hold rows: until it is gone, the purge has not ended."""
     elsewhere: Sequence[str]
     """What the recipe names and the command does not remove: the data's own files, the target, earlier runs, …"""
     removed: bool
@@ -84,29 +82,33 @@ class Purge:
         return sum(holding.nbytes for holding in self.holdings)
 
 
-def purge(folder: str | Path, remove: bool = False) -> Purge:
+def purge(folder: str | Path, remove: bool = False, also: Sequence[str | Path] = ()) -> Purge:
     """List the files that still hold the data of a run, and with `remove` remove them.
 
     The list has vectors, records of single rows, models and data of a demo, models written out of adapters, files of
     trackers and remains of stopped runs; in the runs of baselines, too. Nothing outside the run's folder is removed,
     and links are not followed. purged.json records what was removed and when; from then on, no run can use the folder.
 
-    Raise UsageError for a folder that is no run, OutputError if a process works in it or shows it, StageError for
-    files that could not be removed.
+    also: files and folders to remove, too, of what msa-lite does not know in the folder of the run; paths from there,
+    or from the working folder. With `remove`, the unlearned model is hashed.
+
+    Raise UsageError for a folder that is no run, and for paths that are not such; OutputError if a process works in the
+    run or shows it; StageError, once all else is gone, for files that could not be removed or may hold rows.
     """
     run = open_run(folder)
     if not remove:
-        return _survey(run)
+        return _survey(run, also)
     with ExitStack() as locks:
         locks.enter_context(locked(run.folder, PURGING))  # before the others, so that no baseline begins unseen
         for place in run_folders(run):
             locks.enter_context(locked(place))
             locks.enter_context(in_use(place, alone=True))
-        listed = _survey(run)
+        hashed = cache(hash_file)
+        listed = _survey(run, also, hashed)
         is_unended = _read_note(run.folder).get("ended", utc(0)) is None
-        if listed.holdings or is_unended or any(remark.may_hold_rows for remark in listed.strays):
-            _remove(run, listed)
-        return replace(listed, removed=True, kept=survey_run(run).kept)
+        if listed.holdings or listed.strays or is_unended:
+            _remove(run, listed, hashed)
+        return replace(listed, removed=True, kept=survey_run(run, _write_report).kept)
 
 
 def purge_command(folder: Path) -> str:
@@ -114,26 +116,52 @@ def purge_command(folder: Path) -> str:
     return f"msa-lite purge {shlex.quote(str(folder))} --yes"
 
 
-def _survey(run: RunFolder) -> Purge:
+def _survey(run: RunFolder, also: Sequence[str | Path], hashed: Hashing | None = None) -> Purge:
     """Return what there is before anything is removed."""
-    survey = survey_run(run)
+    survey = survey_run(run, _write_report, hashed)
+    holdings = [*survey.holdings, *_choose(run, survey.strays, also)]
     purged = _read_note(run.folder).get("began")
-    holdings = [*_reports_with_rows(run), *survey.holdings]
-    return Purge(
-        run.folder, holdings, survey.kept, survey.strays, [*_elsewhere(run)], False, str(purged) if purged else None
-    )
+    elsewhere, strays = [*_elsewhere(run), *_made_from(run)], [*survey.strays.values()]
+    return Purge(run.folder, holdings, survey.kept, strays, elsewhere, False, str(purged) if purged else None)
 
 
-def _remove(run: RunFolder, listed: Purge) -> None:
+def _choose(run: RunFolder, strays: dict[Path, Remark], also: Sequence[str | Path]) -> Iterator[Holding]:
+    """Take what is to be removed, too, out of the strays: those at and below each path, or a part of one.
+
+    Raise UsageError, before anything is removed, for paths that name no stray.
+    """
+    home, faults, chosen = run.folder.resolve(), [], set[Path]()
+    for given in also:
+        place = next(filter(os.path.lexists, (run.folder / given, local_path(given))), run.folder / given)
+        place = Path(os.path.abspath(place))
+        place = place.parent.resolve() / place.name  # a link itself, and nothing behind one
+        place = run.folder / place.relative_to(home) if home in place.parents else place
+        found = {stray for stray in strays if place == stray or place in stray.parents}
+        if not found and strays.keys() & {*place.parents} and os.path.lexists(place):
+            found = {place}
+        if not found:
+            faults.append(f"{given}: names nothing in there that msa-lite does not know")
+        chosen |= found
+    if faults:
+        raise UsageError(join_faults(f"{run.folder}: nothing was removed; --also:", faults))
+    for place in sorted(place for place in chosen if not chosen & {*place.parents}):
+        strays.pop(place, None)
+        is_folder = place.is_dir() and not place.is_symlink()
+        size = sum(path.lstat().st_size for path in (entries(place).values() if is_folder else [place]))
+        remove = partial(shutil.rmtree, place) if is_folder else partial(place.unlink, missing_ok=True)
+        yield Holding(printable(place.relative_to(run.folder)), _CHOSEN, size, remove)
+
+
+def _remove(run: RunFolder, listed: Purge, hashed: Hashing) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
 
-    Raise it, too, while rows may stand in files that msa-lite cannot tell from those of others.
+    Raise it, too, for what may hold rows: files that are not known, and those in which a row is found.
     """
+    search = _search(run)
     file = run.folder / PURGED_FILE
     note: dict[str, Any] = {"began": utc(time.time()), "removed": []} | _read_note(run.folder)
     removed = note["removed"] if isinstance(note["removed"], list) else []
     entries = [*removed, *map(json_form, listed.holdings)]
-    held = [remark for remark in listed.strays if remark.may_hold_rows]
     note |= {
         "ended": None,
         "removed": list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values()),
@@ -147,12 +175,16 @@ def _remove(run: RunFolder, listed: Purge) -> None:
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run, [run.folder / entry["name"] for entry in note["removed"]])
-    faults += [f"{remark.name}: {remark.reason}; look at it, and remove it yourself" for remark in held]
+    strays = survey_run(run, _write_report, hashed).strays
+    faults += [f"{remark.name}: {remark.reason}" for remark in strays.values()]
+    faults += [f"{name}: a row to forget stands in it" for name in _found(run, search, strays)]
     if faults:
         write_json(file, note)
-        raise StageError(
-            join_faults(f"{run.folder}: not all could be removed; repeat the command for the rest:", faults, limit=50)
+        what = (
+            "the purge has not ended: this could not be removed, or may hold rows. Look at each, move it elsewhere or "
+            "name it with --also, and repeat the command"
         )
+        raise StageError(join_faults(f"{run.folder}: {what}:", faults, limit=50))
     write_json(file, note | {"ended": utc(time.time())})
 
 
@@ -163,34 +195,48 @@ def _read_note(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
-    """Yield the reports that show examples; they are written again without them."""
-    for home in run_folders(run):
-        if files := list(_files_with_examples(home)):
-            name = ", ".join(printable(path.relative_to(run.folder)) for path in files)
-            size = sum(path.stat().st_size for path in files)
-            reason = f"{_EXAMPLES}; {UNSIGNED}" if (home / SIGNATURE_FILE).exists() else _EXAMPLES
-            yield Holding(name, reason, size, partial(_write_without, home))
-
-
-def _files_with_examples(home: Path) -> Iterator[Path]:
-    for name, signs in _SIGNS.items():
-        path = home / name
-        if path.is_file() and not path.is_symlink() and any(sign in path.read_bytes() for sign in signs):
-            yield path
-
-
-def _write_without(home: Path) -> None:
-    """Write the reports of a run without examples; remove those that cannot be written again."""
+def _write_report(home: Path) -> None:
+    """Write the report of a run again, if that can be done."""
     try:
-        check_as_written(home, REPORT_FILES)
         write_run_report(home)
     except (MsaError, ImportError) as error:  # a damaged run; a plain installation, which writes no page
         logger.warning(
             "%s: its report goes, since it cannot be sealed anew; `msa-lite report` makes it: %s", home, error
         )
-    for path in _files_with_examples(home):
-        path.unlink()
+
+
+def _search(run: RunFolder) -> TextSearch | None:
+    """Return a search for the rows to forget; None where no file of this machine has them any more."""
+    sources = [(key, source) for key, source in forget_sources(run) if not is_remote_data(source)]
+    with suppress(MsaError):
+        return TextSearch(_texts(run, sources))
+    return None
+
+
+def _found(run: RunFolder, search: TextSearch | None, strays: Iterable[Path]) -> Iterator[str]:
+    """Yield the files of a purged run in which a row stands; a model is known by its hashes, and is not searched."""
+    stages = {path.parent: load_manifest(path.parent) for path in run.folder.rglob(MANIFEST)}
+    passed = {*strays, *(folder for folder, manifest in stages.items() if manifest and manifest["kind"] in RESULTS)}
+    for file in _files(run.folder) if search else ():
+        with suppress(MsaError, OSError):
+            if not passed & {file, *file.parents} and search and search.is_in(file):
+                yield printable(file.relative_to(run.folder))
+
+
+def _made_from(run: RunFolder) -> Iterator[str]:
+    """Yield the folders beside the run that are copies of its vectors, or were made from them."""
+    marks, home = set[str](), run.folder.resolve()
+    with suppress(MsaError):
+        marks |= {vector.revision for vector in load_record(run.folder / RECORD_FILE).vectors}
+    for path in run.folder.rglob(MANIFEST):
+        manifest = load_manifest(path.parent)
+        if manifest and manifest["kind"] in ("vector", "moments"):
+            marks |= {manifest[MANIFEST_SEAL], hashed_revision(hash_files(path.parent))}
+    for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
+        for path in islice(home.parent.glob(pattern), _MOST):
+            with suppress(MsaError):
+                if home not in path.parents and any(mark.encode() in read_bytes(path) for mark in marks):
+                    yield f"a copy of its vectors or moments, or made from them: {printable(path.parent)}"
 
 
 def _elsewhere(run: RunFolder) -> Iterator[str]:
@@ -234,7 +280,7 @@ def search_folders(folder: str | Path, places: Sequence[str | Path]) -> FoundRow
     Raise UsageError for a folder that is no run or not there, and for rows whose files are gone.
     """
     run = open_run(folder)
-    search = TextSearch(_texts(run))
+    search = TextSearch(_texts(run, forget_sources(run)))
     if not search:
         raise UsageError(f"{run.folder}: all texts of its rows are too short to be looked for")
     found, unread = [], []
@@ -259,9 +305,9 @@ def forget_sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
             yield key, data.source(run.recipe.columns)
 
 
-def _texts(run: RunFolder) -> list[str]:
+def _texts(run: RunFolder, sources: Iterable[tuple[str, DataSource]]) -> list[str]:
     rows, faults = list[Row](), []
-    for key, source in forget_sources(run):
+    for key, source in sources:
         try:
             rows += load_rows(source)
         except (MsaError, OSError) as error:

@@ -40,7 +40,7 @@ from msa_lite.pipeline.stages.stage import Stage, execute
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.run.probing import Finding, read_verdicts
 from msa_lite.report.run.rows import SideBySide, examples_text
-from msa_lite.report.run.stages import ROWS, write_stages
+from msa_lite.report.run.stages import write_stages
 from msa_lite.report.tables.metrics import metric_kind
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ def _stage(
     and the rows, once they are there.
     """
     folder, cost = context.scope.folder / PROBE_FOLDER / place / name, partial(evidence_costs, what, 1, _PASSES)
-    stage = Stage(f"probe: {name}", "check", folder, cost=cost, says=_SAYS, holds=ROWS)
+    stage = Stage(f"probe: {name}", "check", folder, cost=cost, says=_SAYS)
     if source is None or rows is None:
         return stage
     run = partial(probe_model, source, rows, folder, context.recipe.folder, stage.name)

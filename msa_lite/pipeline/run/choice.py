@@ -29,7 +29,6 @@ from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.run.choice import Candidate, Choice, load_choice, score_heading
-from msa_lite.report.run.stages import ROWS
 from msa_lite.strengths import Strengths
 from msa_lite.train import Line
 
@@ -59,7 +58,6 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         inputs=lambda: _sweep_inputs(context.run),
         cost=partial(candidates_costs, context.recipe, len(context.recipe.points) or _SEARCHED),
         says="strengths are tried in memory, by scores on validation rows",
-        holds=ROWS,
     )
     return [*ideal, choice]
 

@@ -13,11 +13,9 @@ from msa_lite.pipeline.stages.costs import fit_cost
 from msa_lite.pipeline.stages.facts import Facts, demo_rows, find_facts, has_history
 from msa_lite.pipeline.stages.stage import Stage, check_memory
 from msa_lite.recipe import Recipe
-from msa_lite.report.run.stages import Holds
 from msa_lite.train import FitSettings
 
 HISTORY = "history"  # the folder of a demo's models and data
-_DEMO = Holds("all", "the demo's data, and models that were trained on it")
 _DOWNLOAD = 30.0  # seconds of SmolLM2's download and of writing it anew; the network decides
 
 
@@ -34,7 +32,7 @@ def demo_stages(recipe: Recipe, made: bool = False) -> list[Stage]:
     learnt = {"target": people["retain"] + people["forget"], "ideal": people["retain"]}
     if demo.model:
         says = "the real chat model that the first try starts from is fetched"
-        first = Stage(MADE, "make", folder / "prior", cost=_real_cost, says=says, holds=_DEMO)
+        first = Stage(MADE, "make", folder / "prior", cost=_real_cost, says=says)
     else:
         first = _fit_stage(folder, "prior", people["prior"], settings.prior_epochs, settings.batch_size)
     later = (
@@ -50,7 +48,7 @@ def _fit_stage(folder: Path, name: str, people: int, epochs: int, batch: int) ->
         return [fit_cost(what, facts.shapes[name], settings, demo_rows(people), machine)]
 
     says = "models of the first try learn invented people: the target more of them than prior and ideal"
-    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, says=says, holds=_DEMO)
+    return Stage(HISTORY_LABEL.format(name), "fit", folder / name, cost=cost, says=says)
 
 
 def _real_cost(facts: Facts, machine: Machine) -> list[StageCost]:

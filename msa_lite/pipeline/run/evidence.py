@@ -24,7 +24,6 @@ from msa_lite.pipeline.stages.costs import evidence_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import load_report, write_report
 from msa_lite.report.run.evidence import EVIDENCE_FOLDER, EvidenceFinding, evidence_report, finding_of, undecided
-from msa_lite.report.run.stages import ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ def evidence_stages(context: Context) -> list[Stage]:
                 inputs=lambda evidence=evidence: _inputs(evidence, make_scene(context.run)),  # type: ignore[misc]
                 cost=partial(evidence_costs, "the evidence", evidence.loads, evidence.passes),
                 says="what scores do not tell, such as what the unlearned model says instead",
-                holds=ROWS,
             )
         )
     return stages

@@ -25,7 +25,6 @@ from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.run.stages import CHANGE, Holds
 from msa_lite.strengths import filtered_folder
 from msa_lite.train.moments import HELD, MOST_LABELS
 
@@ -83,7 +82,6 @@ def filter_stage(
         inputs=inputs,
         cost=partial(_filter_cost, context.recipe),
         says=f"the {what} without what the rows to keep use, too",
-        holds=CHANGE,
     )
 
 
@@ -97,7 +95,6 @@ def moments_stage(context: Context) -> Stage:
         inputs=lambda: moments_inputs(context.run),
         cost=_moments_cost,
         says="what the target's layers take in, on rows to forget and to keep; the filter needs it",
-        holds=Holds("all", "the inputs of the target's layers on the rows, from which texts could be guessed"),
         temporary=None if context.recipe.merge.keep_moments else MOMENTS_FOLDER,
     )
 

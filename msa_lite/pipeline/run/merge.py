@@ -46,15 +46,10 @@ from msa_lite.pipeline.stages.costs import merge_cost, trained_weights
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
-from msa_lite.report.run.stages import Holds
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
-_RESULTS = {
-    "model": "the unlearned model",
-    "adapter": "the result of the run. It is a switch: the target without it knows the data",
-}
 Terms = Sequence[Term[Path]]
 """The folders of vectors, with their weights."""
 
@@ -70,7 +65,6 @@ def merge_stage(context: Context, terms: Callable[[], Terms], needs: Sequence[st
         inputs=lambda: merge_inputs(context.run, terms()),
         cost=partial(_merge_cost, context.recipe),
         says="the vectors are folded into the target, which gives the unlearned model",
-        holds=Holds("nothing", _RESULTS[context.recipe.merge.form]),
     )
 
 

@@ -27,7 +27,6 @@ from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.stages.costs import CHECKED_ROWS, QuestionPart, asking_costs
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.report import Report
-from msa_lite.report.run.stages import ROWS
 from msa_lite.report.verdict.figures import EARLIER_SET
 
 Split = Literal["check", "validation", "test", "earlier"]
@@ -109,7 +108,6 @@ def score_stage(
         inputs=inputs,
         cost=partial(asking_costs, context.recipe, _plan_name(split, final), model, part, context.chooses),
         says=_SAYS["final" if final else split],
-        holds=ROWS,
     )
 
 

@@ -30,7 +30,6 @@ from msa_lite.pipeline.run.folder import TRACKING
 from msa_lite.pipeline.stages.costs import merge_cost, step_settings, vector_costs
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.pipeline.stages.stage import Stage
-from msa_lite.report.run.stages import CHANGE
 from msa_lite.train import FitSettings, Tracking, Until, VectorFit, run_fit
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.settings import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
@@ -72,7 +71,6 @@ def fit_stages(context: Context) -> list[Stage]:
                 inputs=lambda name=name: vector_inputs(context.run, name),  # type: ignore[misc]
                 cost=partial(vector_costs, recipe, name),
                 says=_SAYS[name],
-                holds=CHANGE,
             )
         )
     return stages
@@ -98,7 +96,7 @@ def _start_stage(context: Context) -> Stage:
         return [merge_cost("the start", shape, machine, {"start of the forget vector": shape.stored})]
 
     says = "the retain vector is merged into the prior, which is tuned next"
-    return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, cost, says=says, holds=CHANGE)
+    return Stage(START, "make", folder, make, [RETAIN_VECTOR], inputs, cost, says=says)
 
 
 def fit_one(run: Run, name: str, progress: Progress) -> None:

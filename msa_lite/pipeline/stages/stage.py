@@ -27,7 +27,7 @@ from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.transit import check_room
 from msa_lite.pipeline.stages.facts import Facts
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.report.run.stages import ALL, Holds, ListedStage
+from msa_lite.report.run.stages import ListedStage
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ class Stage:
     """Returns memory, disk and time, from headers and counts of rows alone. Default: small beside the others'."""
     says: str = ""
     """What it is for, in a clause that is shown while it runs; empty where its name says it."""
-    holds: Holds = ALL
-    """The part of its folder that a purge removes, and why."""
     temporary: str | None = None
     """The kind of its folder, where that goes once the stages that need it are done. It is made again only for one that
     is not. None: it stays."""
@@ -66,7 +64,7 @@ class Stage:
     def listed(self, home: Path) -> ListedStage:
         """Return it as the list in a run's folder has it."""
         folder = None if self.folder is None else Path(os.path.relpath(self.folder, home)).as_posix()
-        return ListedStage(self.name, self.kind, folder, self.says, self.holds)
+        return ListedStage(self.name, self.kind, folder, self.says)
 
 
 @dataclass(frozen=True)

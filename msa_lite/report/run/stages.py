@@ -1,4 +1,4 @@
-"""The list of a run's stages as a file in its folder: what each is for and holds, and what the run is to make."""
+"""The list of a run's stages as a file in its folder: what each is for, and what the run is to make."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from msa_lite.errors import UsageError
 from msa_lite.io.files.reading import read_object
@@ -14,21 +13,6 @@ from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.report.tables.reports import reading
 
 STAGES_FILE = "stages.json"
-
-
-@dataclass(frozen=True)
-class Holds:
-    """The part of a stage's folder that holds the data, or can put it back: a purge removes it."""
-
-    part: Literal["all", "rows", "nothing"]
-    """rows: the files with one row a line; the reports beside them stay."""
-    reason: str
-    """What that part is; of a folder that stays, what it is."""
-
-
-ALL = Holds("all", "a model or data that the run was made from")
-ROWS = Holds("rows", "questions, answers and scores of single rows")
-CHANGE = Holds("all", "what training on the rows changed: with it the data can be put back")
 
 
 @dataclass(frozen=True)
@@ -41,7 +25,6 @@ class ListedStage:
     """From the run's folder; None where the stage makes none."""
     says: str
     """What it is for, in a clause."""
-    holds: Holds
 
 
 @dataclass(frozen=True)
@@ -82,7 +65,7 @@ def load_stages(folder: Path) -> StageList:
 
 
 def write_stages(stages: StageList, folder: Path) -> None:
-    """Write the list into a run's folder. Former stages whose folders are there stay in it, with what they hold."""
+    """Write the list into a run's folder. Former stages whose folders are there stay in it."""
     former = load_stages(folder).stages if (folder / STAGES_FILE).is_file() else ()
     there = [stage for stage in former if stage.folder and os.path.lexists(folder / stage.folder)]
     _write(stages, there, folder)
