@@ -223,14 +223,12 @@ _STRAY = "may hold rows, for msa-lite does not know it (look at it; --also PATH 
 def purge_command(run: Path, yes: bool, also: tuple[str, ...], places: tuple[str, ...], as_json: bool) -> None:
     """List what still holds the data of RUN, and with --yes remove it.
 
-    RUN is the folder of a run. Vectors can put the data back, and records repeat its rows. The unlearned model, the
-    report and the removal record stay, if their hashes are those of the record and its manifests. Whatever else is in
-    RUN may hold rows. It is named and left, and the exit status is 4, until you move it elsewhere or name it with
-    --also. After that, RUN is not run again and takes no part in later merges. Outside of RUN nothing is removed; the
-    data's own files, the target, earlier runs, and folders beside RUN that were made from its vectors are named.
+    RUN is the folder of a run. Model, report and removal record stay, if they have the record's hashes. What msa-lite
+    does not know may hold rows: it is left, and the exit status is 4, until you move it elsewhere or name it with
+    --also. After that, RUN is not run again and takes no part in later merges. What lies outside of RUN is only named.
 
-    --search looks for the rows of the recipe's files in other folders: in UTF-8, as they stand or escaped as in JSON,
-    from 12 bytes on. It sees nothing in packed files (Parquet, zip, PDF) and other encodings.
+    --search looks for the recipe's rows: in UTF-8, as they stand or escaped as in JSON, from 12 bytes on. It sees
+    nothing in packed files (Parquet, zip, PDF) and other encodings.
 
     \b
     msa-lite purge runs/mine         # only lists

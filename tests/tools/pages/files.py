@@ -36,7 +36,7 @@ RUN: dict[str, tuple[bool, str]] = {
     "confirmed: only for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
-    STAGES_FILE: (False, "The list of the stages: what each is for, where it lies, and what of the data it holds"),
+    STAGES_FILE: (False, "The list of the stages: what each is for, and where it lies"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
     ANSWERS_FILE: (True, "What models answered and how they scored texts, so that all runs of the recipe ask it "
     "once"),
@@ -71,7 +71,7 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{_EARLIER}/*.jsonl": (True, "The records of these rows; they belong to other runs"),
     f"{_EVALUATIONS}/*.jsonl": (True, "The records of these rows: question, answer, generated answer, scores, the "
     "judge's letters and its candidates"),
-    f"{_EVALUATIONS}/{PROMPTS_FILE}": (False, "With `evaluate.judge.prompts`: a copy of that file"),
+    f"{_EVALUATIONS}/{PROMPTS_FILE}": (True, "With `evaluate.judge.prompts`: a copy of that file"),
     f"{EVIDENCE_FOLDER}/*/{REPORT_FILE}": (False, "The figures of each kind of evidence"),
     f"{EVIDENCE_FOLDER}/*/*.jsonl": (True, "The evidence for each row, without its text"),
     f"probe/**/{REPORT_FILE}": (False, "Whether a model has seen the forget set before"),
