@@ -17,7 +17,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import in_use, verify_folder, write_manifest
+from msa_lite.io.finished.seal import describe_file, in_use, verify_folder, write_manifest
 from msa_lite.pipeline.purge.holdings import HOLDS
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import recipe_text
@@ -244,6 +244,90 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     assert hashes(outside, *LATER) == before
     assert (tmp_path / "victim.jsonl").read_text() == "mine"
     assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
+
+
+def reseal(folder: Path, kind: str | None = None) -> None:
+    """Write a manifest that fits whatever lies in a folder."""
+    manifest = read_json(folder / "manifest.json")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    manifest["files"] = {str(path.relative_to(folder)): describe_file(path) for path in files}
+    write_manifest(folder, manifest | ({"kind": kind} if kind else {}))
+
+
+def test_what_is_known_by_its_content_goes_or_stays_under_any_name(run: Path, history: Path) -> None:
+    (run / "model").rename(run / "my model")
+    shutil.copytree(run / "vectors/forget", run / "moments.bak")
+    shutil.copytree(run / "evaluation/target", run / "old/scores")
+    reseal(run / "baselines/task_vector/vectors/forget", "evaluation")  # whose reports alone would stay
+    (run / "sweep/rows.bin").write_bytes(forms(history)[0])
+    reseal(run / "sweep")
+    stages = read_json(run / "stages.json")
+    assert not any("holds" in stage for stage in stages["stages"])
+    shutil.copytree(run / "my model", run / "other")
+    (run / "other/model.safetensors").write_bytes((history / "target/model.safetensors").read_bytes())
+    reseal(run / "other")
+    record = (run / "record.json").read_text()
+    (run / "record.json").write_text("{}")
+    strays = {"my model/", "other/", "record.json", "verdict.json"}
+    assert {remark.name for remark in purge(run).strays} == strays, "without a record, nobody knows a model"
+    (run / "record.json").write_text(record)
+    result = purge(run, remove=True)
+    assert {remark.name: remark.reason for remark in result.kept}["my model"] == "the unlearned model"
+    assert (result.strays, holding(run, forms(history))) == ([], set())
+    left = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
+    assert left == {"my model/model.safetensors", "baselines/task_vector/model/model.safetensors"}
+
+
+def test_what_is_not_known_is_named_until_it_is_moved_or_named(
+    run: Path, history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    row = forms(history)[0]
+    weights = bytearray((run / "model/model.safetensors").read_bytes())
+    weights[-9:] = bytes(9)
+    (run / "model/model.safetensors").write_bytes(weights)
+    shutil.copytree(run / "model", run / "relearnt")
+    reseal(run / "relearnt")
+    shutil.copytree(run / "vectors/forget", run / "copy")
+    (run / "copy/manifest.json").unlink()
+    for name in ("notes/mine.txt", "notes/more.txt", "evaluation/.journal.jsonl", ".lock", "report.json~"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(row)
+    for name in ("stages.json", "verdict.json"):
+        (run / name).write_text(json.dumps(read_json(run / name) | {"more": row.decode()}))
+    report = read_json(run / "evaluation/ideal/report.json")
+    (run / "evaluation/ideal/report.json").write_text(json.dumps(report | {"split": row.decode()}, ensure_ascii=False))
+    reseal(run / "evaluation/ideal")
+    (run / "vectors/forget/train_log.jsonl").unlink()
+    (run / "vectors/forget/train_log.jsonl").symlink_to(tmp_path / "log")
+    os.mkfifo(run / "pipe")
+    shutil.copytree(run / "baselines/task_vector/vectors/forget", tmp_path / "beside/copy")
+    strange = {
+        ".lock", "copy/", "evaluation/.journal.jsonl", "model/model.safetensors", "notes/", "pipe",
+        "report.json~", "stages.json", "vectors/forget/train_log.jsonl", "verdict.json",
+    }  # fmt: skip
+    assert {remark.name for remark in purge(run).strays} == strange - {"model/model.safetensors"}, "by sizes alone"
+    for path in ("record.key", "..", str(run), "evaluation/target/report.json", "vectors/forget/train_log.jsonl/x"):
+        assert call_cli("purge", run, "--yes", "--also", "copy", "--also", path)[0] == 2, path
+    assert (run / "baselines/task_vector/vectors/forget").exists()
+
+    status, _, err = call_cli("purge", run, "--yes")
+    named = {line.strip().partition(": ")[0] for line in err.splitlines() if line.startswith("  ")}
+    assert (status, named) == (4, strange | {"evaluation/ideal/report.json"})
+    assert "evaluation/ideal/report.json: a row to forget stands in it" in err
+    assert read_json(run / "purged.json")["ended"] is None
+    assert not (run / "baselines/task_vector/vectors/forget").exists()
+    assert not (run / "relearnt").exists(), "the record's manifest is in model/"
+    assert not (run / "report.html").exists(), "it is not made of what is not known"
+
+    also = [part for name in strange - {"notes/"} for part in ("--also", name)]
+    shutil.rmtree(run / "evaluation/ideal")
+    assert call_cli("purge", run, "--yes", *also, "--also", run / "notes/mine.txt")[0] == 4
+    assert [path.name for path in (run / "notes").iterdir()] == ["more.txt"]
+    (run / "notes").rename(tmp_path / "notes")
+    status, out, _ = call_cli("purge", run, "--yes", "--json")
+    assert (status, json.loads(out)["left_alone"], holding(run, forms(history))) == (0, [], set())
+    assert f"made from them: {tmp_path / 'beside/copy'}" in " ".join(json.loads(out)["not_removed"])
+    assert read_json(run / "purged.json")["ended"]
 
 
 @pytest.mark.parametrize("stage", ["vectors/forget", "evaluation/target"])

@@ -27,10 +27,11 @@ from msa_lite.io.files.reading import local_path, printable, read_bytes, read_ob
 from msa_lite.io.files.search import TextSearch
 from msa_lite.io.files.writing import hash_file, json_form, write_json
 from msa_lite.io.finished.seal import MANIFEST, MANIFEST_SEAL, PURGING, Hashing, entries, in_use, load_manifest, locked
+from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.pipeline.purge.holdings import RESULTS, Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
-from msa_lite.record.facts import hash_files, hashed_revision, utc
+from msa_lite.record.facts import utc
 from msa_lite.record.seal import RECORD_FILE, load_record
 from msa_lite.report.run.provenance import PURGED_FILE
 
@@ -135,8 +136,9 @@ def _choose(run: RunFolder, strays: dict[Path, Remark], also: Sequence[str | Pat
         place = next(filter(os.path.lexists, (run.folder / given, local_path(given))), run.folder / given)
         place = Path(os.path.abspath(place))
         place = place.parent.resolve() / place.name  # a link itself, and nothing behind one
-        place = run.folder / place.relative_to(home) if home in place.parents else place
-        found = {stray for stray in strays if place == stray or place in stray.parents}
+        is_inside = home in place.parents
+        place = run.folder / place.relative_to(home) if is_inside else place
+        found = {stray for stray in strays if is_inside and (place == stray or place in stray.parents)}
         if not found and strays.keys() & {*place.parents} and os.path.lexists(place):
             found = {place}
         if not found:
@@ -226,17 +228,28 @@ def _found(run: RunFolder, search: TextSearch | None, strays: Iterable[Path]) ->
 def _made_from(run: RunFolder) -> Iterator[str]:
     """Yield the folders beside the run that are copies of its vectors, or were made from them."""
     marks, home = set[str](), run.folder.resolve()
-    with suppress(MsaError):
-        marks |= {vector.revision for vector in load_record(run.folder / RECORD_FILE).vectors}
+    for folder in run_folders(run):
+        with suppress(MsaError):
+            marks |= {vector.revision for vector in load_record(folder / RECORD_FILE).vectors}
     for path in run.folder.rglob(MANIFEST):
-        manifest = load_manifest(path.parent)
-        if manifest and manifest["kind"] in ("vector", "moments"):
-            marks |= {manifest[MANIFEST_SEAL], hashed_revision(hash_files(path.parent))}
+        marks |= _marks(path.parent)
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         for path in islice(home.parent.glob(pattern), _MOST):
-            with suppress(MsaError):
-                if home not in path.parents and any(mark.encode() in read_bytes(path) for mark in marks):
+            with suppress(MsaError, OSError):
+                is_made = any(mark.encode() in read_bytes(path) for mark in marks) or marks & _marks(path.parent)
+                if home not in path.parents and is_made:
                     yield f"a copy of its vectors or moments, or made from them: {printable(path.parent)}"
+
+
+def _marks(folder: Path) -> set[str]:
+    """Return what other manifests have of a folder that can put the data back, and its own seal."""
+    manifest = load_manifest(folder) or {"kind": None}
+    if manifest["kind"] not in ("vector", "moments"):
+        return set()
+    files = {name: item["sha256"] for name, item in manifest["files"].items()}  # hashes, without reading gigabytes
+    with suppress(MsaError, OSError):
+        return {manifest[MANIFEST_SEAL], revision_of({name: files.get(name) for name in content_files(folder)})}
+    return set()
 
 
 def _elsewhere(run: RunFolder) -> Iterator[str]:
