@@ -30,8 +30,8 @@ class BenchmarkEntry:
     scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Selection scores by name, as weights by metric. A positive weight belongs to the factor m, a negative one to
     1 − m (`choose.rules.paper_score`). A name that ends in -printed stands for the form that the MSA paper prints."""
-    judged: bool = False
-    """True where it has metrics for a judge."""
+    judged: Sequence[str] = ()
+    """The sets that a judge is asked about."""
     validation: float = 0.15
     """The share of its questions that choose alpha and beta, where its own score decides (MSA paper, App. "Choosing
     Hyperparameters")."""
@@ -72,7 +72,7 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
             "acc_forget", "acc_recover", "acc_retain",
         ),),
         scores={"tofu": _TOFU, "tofu-printed": _TOFU},
-        judged=True,
+        judged=("forget", "retain"),
     ),
     "restor": BenchmarkEntry(
         "msa_lite.evals.benchmarks.restor.RESTOR",
@@ -81,7 +81,7 @@ BENCHMARKS: dict[str, BenchmarkEntry] = {
         columns=("accuracy",),
         sweep_columns=(("accuracy", "accuracy_corrupted", "accuracy_other"),),
         scores={"restor": {"accuracy": 1}},
-        judged=True,
+        judged=("questions",),
         validation=0.1,
     ),
     "muse": BenchmarkEntry(

@@ -137,12 +137,15 @@ class JudgeSettings:
     __pydantic_config__ = CLOSED
 
     kind: Literal["none", "local", "openai"] = "none"
-    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
-    OPENAI_API_KEY in the environment."""
+    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface."""
     model: str | None = None
     """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
     base_url: str | None = None
-    """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself."""
+    """The server's address. Default: OPENAI_BASE_URL, or OpenAI itself. For any other machine, a run
+    needs --accept."""
+    key_env: str | None = None
+    """The environment variable with the server's key. Default: OPENAI_API_KEY for OpenAI and for the server of
+    OPENAI_BASE_URL; none for others."""
     prompts: str | None = None
     """A YAML file with the wording of a publication: templates of tofu and restor. Default: our own."""
 

@@ -161,6 +161,7 @@ def _run(args: list[str]) -> int:
     """Run a command and return its exit status: what the command returns, or 0."""
     from msa_lite.cli.faults import broken_pipe, remember, report_error
     from msa_lite.cli.output import repeat_warnings
+    from msa_lite.io.files.addresses import check_secrets
 
     remember(args)
     verbose = not {"-v", "--verbose"}.isdisjoint(args)
@@ -168,6 +169,8 @@ def _run(args: list[str]) -> int:
     rank = Ranks.current().rank  # a run leaves the launcher's group, and then there is none
     try:
         try:
+            # A text with blanks is a question to a model, and no address.
+            check_secrets({f"word {n}": word for n, word in enumerate(words, 1) if len(word.split()) < 2})
             status = cli.main(["-v", *words] if verbose else words, prog_name="msa-lite", standalone_mode=False)
         finally:
             repeat_warnings()

@@ -166,7 +166,7 @@ def takes_recipe(
             if Ranks.current().first:
                 from msa_lite.pipeline.verbs.commands import dry_run
 
-                choices: dict[str, Any] = {name: options[name] for name in ("method",) if name in options}
+                choices: dict[str, Any] = {name: options[name] for name in ("method", "accept") if name in options}
                 verb: Any = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
                 print_dry_run(dry_run(loaded, command=verb, **checked, **choices), as_json)
             return None

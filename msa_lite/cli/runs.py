@@ -20,7 +20,7 @@ _QUICKSTARTS = {"new": "quickstart", "smollm2": "quickstart-smollm2"}  # recipes
     help="Stop after this part: moments for the filter; vectors; sweep: alpha and beta are chosen, and merged.  "
     "[default: the whole run]",
 )
-@click.option("--accept", is_flag=True, help="Exit with 0 whatever the verdict. Checks before the run only warn.")
+@click.option("--accept", is_flag=True, help="Exit with 0 after a FAIL, only warn in checks, ask the recipe's judge.")
 @takes_recipe()
 def run_command(invocation: Invocation, until: str | None, accept: bool) -> int:
     """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.

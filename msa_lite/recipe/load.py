@@ -16,6 +16,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.io.console.progress import notices
+from msa_lite.io.files.addresses import check_secrets
 from msa_lite.io.files.reading import PlainDumper, local_path, parse_yaml, read_text, read_yaml
 from msa_lite.io.files.schema import schema_fields
 from msa_lite.recipe.files import (
@@ -205,11 +206,13 @@ def copy_recipe(name: str, file: str) -> tuple[Path, Path]:
 
 def _read(source: RecipeSource | TableRecipe, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Return the name of a recipe for messages, and its keys and values."""
-    name = "recipe"
+    name, overrides = "recipe", list(overrides)
+    check_secrets(overrides)
     if isinstance(source, Recipe | TrainingRecipe | TableRecipe):
         source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         values: Any = dict(source)
+        check_secrets(values, RecipeError, name)
     else:
         path = find_recipe(str(source))
         name = str(path)

@@ -208,6 +208,7 @@ OTHERS = {
     "prompt.thinking": "of templates with a block of thoughts alone: test_answer_ends",
     "merge.keep_moments": "files that stay: test_filter_and_evidence",
     "track": "who is told of losses and scores: test_train_stages",
+    "evaluate.judge.key_env": "whose account pays",
     "verdict.kept": "what a PASS wants; a choice has select.keep",
     **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
 }

@@ -213,7 +213,8 @@ def say(handler: BaseHTTPRequestHandler, body: bytes = b"", status: int = 200, *
 
 def judge(server: Loopback, folder: Path, asks: list[Ask] | None = None, **changes: Any) -> tuple[list[Ruling], Usage]:
     """What a judge behind a server, opened anew with the cache of a folder, says of some asks, or of one."""
-    options = {"kind": "openai", "model": "judge-model", "base_url": f"{server.address}/v1"} | changes
+    base = {"kind": "openai", "model": "judge-model", "base_url": f"{server.address}/v1", "key_env": "OPENAI_API_KEY"}
+    options = base | changes
     opened = open_judge(JudgeSettings(**options), folder)
     assert opened is not None
     return opened.ask(asks or tofu_asks(1)[0], silent)

@@ -254,7 +254,7 @@ def test_an_ideal_of_an_earlier_attempt_is_not_taken_for_the_present_one(
 
 
 def settings(server: JudgeServer, **options: Any) -> JudgeSettings:
-    return JudgeSettings(kind="openai", base_url=server.url, **options)
+    return JudgeSettings(kind="openai", base_url=server.url, key_env="OPENAI_API_KEY", **options)
 
 
 def test_a_judge_is_asked_of_forget_and_retain_questions_and_another_does_not_run_the_model_again(

@@ -352,7 +352,7 @@ def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make
     base = JudgeSettings("openai", "a", "http://localhost:1/v1")
     changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1"}
     changes["prompts"] = str(prompts)
-    assert_all_named(JudgeSettings, changes, {})
+    assert_all_named(JudgeSettings, changes, {"key_env"})
     assert_told_apart(lambda change: describe_judge(replace(base, **change)), one_each(changes))
     folder = shutil.copytree(make_checkpoint("llama"), tmp_path / "judge")
     local = JudgeSettings("local", str(folder))

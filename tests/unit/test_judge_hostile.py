@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.judge import open_judge
+from msa_lite.evals.judge.server import check_consent, find_server
 from msa_lite.io.files.spellings import masked
 from msa_lite.settings import JudgeSettings
 from tests.support.judge import RETRY_NOW, JudgeServer, Speaker, Step, judge, letters, say, set_environment
@@ -82,12 +86,9 @@ def test_other_words_are_shown() -> None:
     assert masked(text, "") == text
 
 
-@pytest.mark.parametrize("key", ["sk-1234567890\n", " sk-1234567890", "sk-123\r\nx-other: 1", "sk-1234–5678", "sk-\0"])
+@pytest.mark.parametrize("key", ["sk-1234567890\n", " sk-1234567890", "sk-123\r\nx-other: 1", "sk-1234–5678"])
 def test_a_key_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str) -> None:
-    if "\0" not in key:
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-    else:
-        monkeypatch.setattr("msa_lite.evals.judge.api_key", lambda: key)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
         open_judge(JudgeSettings("openai"), tmp_path)
     assert "123" not in str(caught.value)
@@ -144,7 +145,70 @@ def test_a_server_that_repeats_the_key_gets_it_written_nowhere(
 ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
 
 
-# Where the texts go
+# Where the texts go, and the key
+
+
+OPENAI = "https://api.openai.com"
+SERVERS: list[tuple[str, str]] = [  # address → "own", "here", "other" or "refused"
+    *((address, "own") for address in (OPENAI, f"{OPENAI}/v1", "https://API.OpenAI.com:443/v1", "HTTP://Gate:80")),
+    *((f"http://{host}/v1", "here") for host in ("localhost:8000", "127.0.0.1", "127.9.9.9", "[::1]:1")),
+    *((f"{OPENAI}{end}/v1", "other") for end in (".evil.example", ".", ":8443")),
+    *((f"http://{host}/v1", "other") for host in ("api.openai.com", "10.0.0.5", "0.0.0.0:1", "gpu.local", "[fd00::2]")),
+    *((f"http://{host}/v1", "other") for host in ("2130706433", "127.1", "localhost.", "127.0.0.1.nip.io", "gate:81")),
+    *((f"{OPENAI}{end}", "refused") for end in ("@evil.example", "\\@evil.example", "#@evil.example", "?a=b", " ")),
+    *((address, "refused") for address in ("https://api.openаi.com", "ftp://localhost", "//localhost", "localhost:80")),
+    ("http://localhost:99999", "refused"),
+]
+
+
+@pytest.mark.parametrize(("address", "kind"), SERVERS)
+def test_only_an_own_server_gets_the_key_and_only_it_and_this_machine_get_rows_unasked(
+    monkeypatch: pytest.MonkeyPatch, address: str, kind: str
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://gate/v1")
+    settings = JudgeSettings("openai", base_url=address)
+    if kind == "refused":
+        with pytest.raises(UsageError, match=r"judge\.base_url"):
+            find_server(settings)
+        return
+    server = find_server(settings)
+    assert server is not None
+    assert (server.is_own, server.is_here) == (kind == "own", kind == "here")
+    assert server.key == (KEY if kind == "own" else "")
+    monkeypatch.setenv("OTHER", "secret")
+    for key_env, needs in ((None, kind == "other"), ("OTHER", kind != "own")):
+        named = replace(settings, key_env=key_env)
+        check_consent(named, accept=True)
+        with pytest.raises(UsageError, match=f"OPENAI_BASE_URL={re.escape(address)}") if needs else nullcontext():
+            check_consent(named)
+    server = find_server(named)
+    assert server is not None
+    assert server.key == "secret"
+    assert "the key OTHER" in server.gets("m", "rows")
+
+
+@pytest.mark.parametrize(("key_env", "sent"), [(None, None), ("OTHER", "Bearer other")])
+def test_a_server_of_the_recipe_gets_nothing_else_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key_env: str | None, sent: str | None
+) -> None:
+    headers: list[dict[str, str]] = []
+
+    def speak(handler: BaseHTTPRequestHandler) -> None:
+        headers.append({name.lower(): value for name, value in handler.headers.items()})
+        say(handler, ANSWER, content_length=str(len(ANSWER)))
+
+    for name in ("ORG_ID", "PROJECT_ID", "ADMIN_KEY"):
+        monkeypatch.setenv(f"OPENAI_{name}", f"secret {name}")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer secret\nx-gate: secret")
+    monkeypatch.setenv("OTHER", "other")
+    with Speaker(speak) as proxy, Speaker(speak) as server:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        monkeypatch.delenv("NO_PROXY")
+        assert judge(server, tmp_path, key_env=key_env)[0][0].valid
+        assert (len(server.paths), proxy.paths) == (1, [])
+    assert headers[0].get("authorization") == sent
+    assert "secret" not in str(headers)
+    assert KEY not in str(headers)
 
 
 @pytest.mark.parametrize("status", [302, 308])

@@ -177,7 +177,8 @@ WITHOUT_KIND: list[dict[str, Any]] = [{"model": "x"}, {"base_url": "http://local
         ({"kind": "local", "model": "x", "base_url": "http://localhost/v1"}, "judge.base_url"),
         *(({"kind": "none"} | given, "judge.kind is 'none'") for given in WITHOUT_KIND),
         ({"base_url": "localhost:8000"}, "base_url"),
-        ({"base_url": "http://me:secret@host/v1"}, "no password"),
+        ({"key_env": "sk-secret"}, "and no key"),
+        ({"key_env": "NOT_THERE"}, "no variable of this name"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any], said: str) -> None:

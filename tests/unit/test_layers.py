@@ -114,7 +114,7 @@ FOLDERS = {
         "purge": {"attack", "prepare", "run"},
         "staged": {"prepare", "run", "stages"},
         "verbs": {"attack", "baseline", "prepare", "run", "staged", "stages"},
-        "table": {"baseline", "run", "staged", "stages", "verbs"},
+        "table": {"baseline", "prepare", "run", "staged", "stages", "verbs"},
     },
 }
 # Modules that hold arithmetic alone: the formula, and the scores of one item.

@@ -235,7 +235,7 @@ def test_a_judge_on_loopback(
     compat: frozenset[str], prompter: Prompter, data: Path, model: Path, server: JudgeServer, tmp_path: Path
 ) -> None:
     benchmark = RESTOR.load(prompter, BenchmarkSettings(data, compat=compat))
-    judge = JudgeSettings("openai", "judge-model", server.url)
+    judge = JudgeSettings("openai", "judge-model", server.url, "OPENAI_API_KEY")
     report, records = evaluated(model, benchmark, tmp_path / "out", judge)
     # Asked about are the cities and the trip: Y, nothing valid in three tries, Y. Ann's job has an empty answer.
     asked = [re.search("Question: (.*)", call["messages"][-1]["content"])[1] for call in server.calls]  # type: ignore

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.errors import RecipeError, UsageError
+from msa_lite.cli import main
+from msa_lite.errors import MsaError, RecipeError, UsageError
 from msa_lite.evals.benchmarks.dataset import split_revision
 from msa_lite.io.files.addresses import AddressError, model_name, split_configuration
+from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.io.weights.hub import find_branch, is_number, is_remote, split_name
 from msa_lite.recipe import load_recipe
@@ -143,7 +149,6 @@ HUB, DATA = "https://huggingface.co/org/name", "https://huggingface.co/datasets/
         ("hf.co/org/name", "org/name"),
         ("hf://org/name@v1", "org/name@v1"),
         ("git@hf.co:org/name.git", "org/name"),
-        ("https://me:hf_secret@huggingface.co/org/name.git", "org/name"),
         ("https://huggingface.co/gpt2/tree/main", "gpt2"),
         (f"{HUB}/tree/main/", "org/name"),
         (f"{HUB}/tree/stage1-step150", "org/name@stage1-step150"),
@@ -166,6 +171,43 @@ def test_the_address_of_a_model_is_taken_as_its_repository(
     if name.startswith("org/"):
         assert is_remote(address)
         assert split_name(address) == split_name(name)
+
+
+SECRETS = [
+    "https://me:S3cret@huggingface.co/org/name", "https://S3cret@huggingface.co/org/name", "s3://KEY:S3cret@bucket/x",
+    "s3://KEY:ab/S3cret@bucket/x", "git+https://me:S3cret@github.com/a/b", "me:S3cret@huggingface.co/org/name",
+    f"{HUB}?token=S3cret", "https://host/x.jsonl?a=b&X-Amz-Signature=S3cret", f"{HUB}#access_token=S3cret",
+    "org/name@hf_S3cretAbCdEfGhIjKlMnOpQr",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", SECRETS)
+def test_addresses_with_a_secret_are_refused_and_not_repeated(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = {"target": "T", "prior": "P", "forget": {"data": {"path": "x.jsonl"}}, "output": "out"}
+    file, broken = tmp_path / "c.yaml", tmp_path / "broken.yaml"
+    file.write_text(f"base_model: '{address}'\n'{address}': 1\n")
+    broken.write_text(f"x: 1\nx: '{address}'\n")
+    tries: list[Callable[[], object]] = [
+        lambda: model_name(address),
+        lambda: DataSource(address),
+        lambda: read_yaml(file),
+        lambda: read_yaml(broken),
+        lambda: load_recipe(base, [f"target={address}"]),
+        *(partial(load_recipe, base | {key: address}) for key in ("target", "forget", "output", "seed", "no_key")),
+        partial(load_recipe, base | {"earlier": [address]}),
+        partial(load_recipe, base | {"evaluate": {"judge": {"base_url": address}}}),
+    ]
+    for attempt in tries:
+        with pytest.raises(MsaError) as caught:
+            attempt()
+        assert "S3cret" not in "".join(traceback.format_exception(caught.value))
+    for words in (["run", address], ["merge", f"--target={address}"], ["plan", "r.yaml", f"target={address}", "-v"]):
+        monkeypatch.setattr("sys.argv", ["msa-lite", *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+    assert "S3cret" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -203,7 +245,7 @@ def test_the_address_of_a_data_set_is_taken_as_what_it_shows(address: str, path:
         ("https://huggingface.co/spaces/org/name", "model", "names no model"),
         ("https://huggingface.co/", "model", "names no model"),
         ("hf.co/org/name:Q4_K_M", "model", "names no model"),
-        ("https://example.org/a/b.jsonl?signature=secret", "dataset", "download it"),
+        ("https://example.org/a/b.jsonl", "dataset", "download it"),
         ("s3://bucket/model", "model", "download it"),
         ("file:///data/model", "model", "/data/model"),
     ],

@@ -330,6 +330,15 @@ class JudgeCall:
     """The record's judged scores by name, for each possible letter, "Z" included."""
 
 
+def judged_rows(name: str, parts: Sequence[Benchmark | None], limit: int | None = None) -> str:
+    """Say which rows of a benchmark a judge is asked about. parts: its loaded questions; none: not known yet."""
+    loaded, told = [part.sets for part in parts if part], []
+    for place in BENCHMARKS[name].judged:
+        count = sum(len(sets[place].items) for sets in loaded if place in sets)
+        told.append(f"{place} ({count if loaded else 'all' if limit is None else f'at most {limit}'})")
+    return f"the questions of {name} {' and '.join(told)} with their right answers"
+
+
 def find_benchmark(name: str) -> Benchmark:
     """Return a benchmark, without items, by its name in `BENCHMARKS`."""
     module, _, constant = BENCHMARKS[name].implementation.rpartition(".")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msa_lite.errors import UsageError
-from msa_lite.evals.judge.base import Judge, LocalJudge, api_key, check_judge, open_cache
+from msa_lite.evals.judge.base import Judge, LocalJudge, check_judge, open_cache
+from msa_lite.evals.judge.server import find_server
 from msa_lite.io.console.libraries import require
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.weights.hub import fetch
@@ -29,16 +29,9 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
             check_source(fetch(settings.model_name, by_content=False))
         return LocalJudge(settings, open_cache(cache_folder))
     require("judge")
-    key = api_key()
-    if not key:
-        raise UsageError(
-            "a judge of kind 'openai' needs a key in the environment: set OPENAI_API_KEY (to any word for a server of "
-            "your own that needs none)"
-        )
-    if not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise UsageError("OPENAI_API_KEY: no key has a line break, a letter beyond ASCII, or a space at its ends")
-    if len(key) >= 8 and key in (settings.address or ""):
-        raise UsageError("judge.base_url: it is written to manifests; put no key in it")
+    server = find_server(settings)
+    assert server is not None, "checked"
+    server.check_key()
     from msa_lite.evals.judge.openai_judge import OpenAIJudge
 
-    return OpenAIJudge(settings, open_cache(cache_folder))
+    return OpenAIJudge(settings, open_cache(cache_folder), server)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from msa_lite.data import DATE_STRING, encode_start, open_tokenizer, render_chat, without_special
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import NONE, OURS, Ask, JudgeWording, load_wording
+from msa_lite.evals.judge.server import find_server
 from msa_lite.io.console.progress import Progress, part_of, silent
 from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.writing import digest
@@ -26,11 +26,6 @@ from msa_lite.settings import JudgeSettings
 
 KINDS = ("none", "local", "openai")
 CACHE_FILE = "judge.sqlite"
-
-
-def api_key() -> str:
-    """Return the key in the environment, or ""."""
-    return os.environ.get("OPENAI_API_KEY") or ""
 
 
 def cache_folder() -> Path:
@@ -67,14 +62,9 @@ def check_judge(settings: JudgeSettings) -> None:
         raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
     if kind == "local" and not settings.model:
         raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
-    if kind == "local" and settings.base_url:
-        raise UsageError("judge.base_url belongs to a judge of kind 'openai', not to a local one")
-    if settings.address:
-        parts = urlsplit(settings.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"judge.base_url: '{settings.address}' is no address such as http://localhost:8000/v1")
-        if parts.username or parts.password:
-            raise UsageError("judge.base_url: it is written to manifests; put no password in it")
+    if kind == "local" and (settings.base_url or settings.key_env):
+        raise UsageError("judge.base_url and judge.key_env belong to a judge of kind 'openai', not to a local one")
+    find_server(settings)  # raises for an invalid address
     wording_of(settings)  # raises for a file with faults
 
 

@@ -22,12 +22,13 @@ from msa_lite.data import (
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
-from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark, judged_rows
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.models import can_read, check_source, checkpoint_folder, load_tokenizer, smallest_window
 from msa_lite.evals.engine.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
+from msa_lite.evals.judge.server import check_consent, find_server
 from msa_lite.evals.scores.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
@@ -134,6 +135,7 @@ def evaluate(
     require("train")
     prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
     _check_arguments(questions, prompting, judge)
+    check_consent(judge)
     folder = output_path(out)
     check_writable(folder)
     source = replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
@@ -201,6 +203,10 @@ def _score(
         check_same_tokens(source, ideal)
     if Ranks.current().first and benchmark.prompted:
         notices.info("prompt: %s", benchmark.prompter.sentence)
+    if (server := find_server(judge)) and Ranks.current().first:
+        rows = judged_rows(benchmark.name, [benchmark])
+        models = "model and ideal" if isinstance(ideal, Source) else "the model"
+        notices.info("%s", server.gets(judge.model_name, f"{rows}, the answers of {models}"))
     for note in (*benchmark.unasked(), *benchmark.unscored()) if Ranks.current().first else ():
         logger.warning("%s", note)
     for model in (source, ideal):

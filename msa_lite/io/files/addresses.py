@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import MsaError, UsageError, join_faults
 
 RepositoryKind = Literal["model", "dataset"]
 HUB_FILES = "hf://datasets/"
@@ -22,6 +23,23 @@ _REPO = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?", re.ASCII)
 _AT_REVISION = ("tree", "blob", "resolve", "raw", "commit", "commits")
 _OTHERS = ("", "spaces", "collections", "papers", "docs", "blog", "models", "datasets")
 _OF_EVERY_MODEL = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors|[^/]+\.(?:json|md|jinja|txt)")
+
+_REFUSED = (
+    "an address has a login, password or token in it, which files and messages would repeat; leave it out. `hf auth "
+    "login` or HF_TOKEN opens private repositories; the key of a judge comes from the environment"
+)
+_SECRET = re.compile(
+    r"://(?!git@)[^\s/?#]*@"  # a login; git@ is everybody's
+    r"|://[^\s/?#@:]*:(?!\d{0,5}(?:[/?#]|$))\S{0,500}@"  # a password with a slash in it
+    r"|(?:^|=)[^\s/:@=]{1,200}:(?!//)[^\s@]{1,200}@(?:[\w-]{1,63}\.){1,9}[a-z]{2,}(?:[:/]|$)"  # a login, no scheme
+    r"|\b(?:hf_|gh[pousr]_|glpat-|sk-(?:\w{1,9}-)?)[a-z0-9]{20,}",  # a token as the Hub and others write it
+    re.IGNORECASE,
+)
+_SECRET_PARAMETER = re.compile(
+    r"[?&#;](?:[\w.%-]{0,40}(?:token|secret|passw|signature|credential|access.?key|api.?key)[\w.%-]{0,40}"
+    r"|(?:[\w%-]{0,40}[-_.])?(?:key|sig|pwd|pass|auth))=",
+    re.IGNORECASE,
+)
 
 
 class AddressError(UsageError, ValueError):
@@ -44,6 +62,32 @@ class Address:
     """The split that it shows."""
 
 
+def holds_secret(text: str) -> bool:
+    """Check whether a text is an address with a login, password or token in it."""
+    return bool(_SECRET.search(text) or ("://" in text and _SECRET_PARAMETER.search(text)))
+
+
+def check_secrets(value: Any, kind: type[MsaError] = UsageError, where: str = "") -> None:
+    """Raise an error of this kind for addresses with a secret in them. It names their places, and does not repeat them.
+
+    value: a text, or lists and mappings of values. where: what messages name.
+    """
+    if places := list(dict.fromkeys(_secret_places(value, ""))):
+        raise kind(join_faults(f"{where and where + ': '}{_REFUSED}", filter(None, places)))
+
+
+def _secret_places(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, str) and holds_secret(value):
+        yield place
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            is_bad = isinstance(key, str) and holds_secret(key)
+            yield from [place] if is_bad else _secret_places(item, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _secret_places(item, f"{place}.{number}".lstrip("."))
+
+
 def model_name(text: str) -> str:
     """Return the address of a model or adapter as `repo[@revision]`, any other name as it is. Raise AddressError."""
     address = read_address(text, "model")
@@ -59,15 +103,16 @@ def split_configuration(text: str) -> tuple[str, str | None]:
 def read_address(text: str, kind: RepositoryKind) -> Address | None:
     """Return what an address of the Hub names; None for any other text, and for a path that is there.
 
-    Raise AddressError for another server, another kind of repository, and a page or folder that is no whole repository.
+    Raise AddressError for another server, another kind of repository, a page or folder that is no whole repository, and
+    an address with a secret in it.
     """
+    check_secrets(text, AddressError)
     if not _START.match(text) or os.path.exists(text):
         return None
-    shown = re.sub(r"(?<=://)[^/\s]*@(?=[\w.-]+\.)", "", text.partition("?")[0])  # without a login or signature
     try:
         return _read(_split(text), kind)
     except ValueError as error:
-        raise AddressError(f"{shown}: {error}") from error
+        raise AddressError(f"{text.partition('?')[0]}: {error}") from error
 
 
 def _split(text: str) -> SplitResult:

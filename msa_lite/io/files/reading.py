@@ -14,6 +14,7 @@ import yaml
 from yaml.nodes import MappingNode, Node
 
 from msa_lite.errors import FormatError, MsaError, UsageError
+from msa_lite.io.files.addresses import check_secrets, holds_secret
 
 _DATE = "tag:yaml.org,2002:timestamp"
 
@@ -197,8 +198,10 @@ def check_json(value: Any, text: str, where: str, kind: ErrorKind = FormatError)
 
 
 def read_yaml(path: Path, kind: ErrorKind = FormatError) -> Any:
-    """Read a YAML file. Raise as `read_text` and `parse_yaml`."""
-    return parse_yaml(read_text(path, YAML_LIMIT, kind), printable(path), kind)
+    """Read a YAML file. Raise as `read_text`, `parse_yaml` and `check_secrets`."""
+    value = parse_yaml(read_text(path, YAML_LIMIT, kind), printable(path), kind)
+    check_secrets(value, kind, printable(path))
+    return value
 
 
 def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
@@ -212,6 +215,8 @@ def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
         json.dumps(value, ensure_ascii=False).encode()  # lone surrogates
     # PyYAML's constructors raise whatever int() and the like raise of a value that a tag does not fit.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        if holds_secret(text):  # the parser quotes the file
+            raise kind(f"{where}: not YAML, and a password or token stands in it") from None
         raise kind(f"{where}: not YAML ({_reason(error)})") from error
     if _is_deep(value):
         raise kind(f"{where}: not YAML that anybody writes (nested more than {_DEPTH} deep)")

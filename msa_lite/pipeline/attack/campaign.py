@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.attacks.attack import Attack, Ground, Subject, check_unquantised, make_attack
+from msa_lite.attacks.sample import Sample
 from msa_lite.catalogue import ATTACKS
 from msa_lite.data import Row, load_rows, sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.evals.benchmarks.qa import row_of
 from msa_lite.evals.engine.models import check_source, model_identity
+from msa_lite.evals.judge.server import find_server
 from msa_lite.evals.scores.records import write_records
 from msa_lite.io.console.progress import Progress, under
 from msa_lite.io.files.writing import digest
@@ -148,6 +150,10 @@ class Campaign:
         """Return a line for each attack, or part of one, that is left out, or has too few rows to hold."""
         remarks = [UNSIGNED] if (self.folder / SIGNATURE_FILE).exists() else []
         remarks += [f"{name} is left out: {reason}" for name, reason in self.left_out.items()]
+        if isinstance(sample := self.attacks.get("sample"), Sample) and (server := find_server(sample.judge)):
+            count = len(self.ground.forget) + len(self.ground_of(sample).holdout)
+            rows = f"{count} questions with their right answers, the answers of {', '.join(self.models)}"
+            remarks.append(f"sample: {server.gets(sample.judge.model_name, rows)}")
         for name, attack in self.attacks.items():
             counts = attack.count_rows(self.ground)
             few = {part: rows for part, rows in counts.items() if rows < FEWEST_ROWS}

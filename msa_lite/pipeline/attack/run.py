@@ -20,6 +20,7 @@ from msa_lite.catalogue import ATTACKS
 from msa_lite.errors import MsaError, OutputError, StageError, UsageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Record
 from msa_lite.evals.engine.models import model_identity
+from msa_lite.evals.judge.server import check_consent
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, announce, notices, silent
@@ -120,6 +121,8 @@ def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str
     scope = baseline_scope(baseline, recipe)[0] if baseline else msa_scope(recipe)
     campaign = open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
     check_as_written(opened.folder, [*REPORT_FILES, *_findings(campaign.attacks)])
+    if recipe.evaluate and "sample" in campaign.attacks:
+        check_consent(recipe.evaluate.judge)
     return campaign
 
 

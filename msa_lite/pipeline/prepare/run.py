@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import TASK_VECTOR
-from msa_lite.catalogue import OWN
+from msa_lite.catalogue import OWN, paper_scores
 from msa_lite.data import DataSource, Example, Prompter, Row
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
@@ -195,6 +195,13 @@ class Context:
         return self.recipe.evaluate is not None and self.scope.choice is not False
 
     @property
+    def asks_judge(self) -> bool:
+        """Check whether a judge is asked about candidates, as far as this is known."""
+        if self.prepared:
+            return self.prepared.questions.judged
+        return self.chooses and self.recipe.select.score in paper_scores()
+
+    @property
     def chooses_by_rows(self) -> bool:
         """Check whether the choice is by the user's own forget rows, so that all models are scored on them."""
         if self.prepared and self.prepared.validation:
@@ -242,14 +249,14 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode, recipe.vector.optimizer)
     check_trackers(recipe.track)
-    earlier = open_earlier(recipe)
-    found = find_models(recipe, scope.start)
-    data, all_rows = load_data(recipe)
-    all_rows, notes = separate_sets(all_rows)
     if recipe.evaluate:
         judge = recipe.evaluate.judge
         open_judge(judge)  # it may lack a key
         check_prompts(judge, recipe.evaluate.benchmark)
+    earlier = open_earlier(recipe)
+    found = find_models(recipe, scope.start)
+    data, all_rows = load_data(recipe)
+    all_rows, notes = separate_sets(all_rows)
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
     check_mode(recipe.vector.mode, compute=recipe.vector.compute)

@@ -15,6 +15,7 @@ from msa_lite.comparison.published import load_published
 from msa_lite.data import DataSource, is_remote_data
 from msa_lite.errors import Faults, MsaError, OutputError, UsageError, nearest
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
+from msa_lite.evals.judge.server import check_consent
 from msa_lite.io.console.progress import Progress
 from msa_lite.io.files.reading import local_path, read_object, read_text
 from msa_lite.io.files.writing import digest, write_json
@@ -239,6 +240,8 @@ def check_table(table: TableRecipe, rows: Sequence[RunRow]) -> None:
                 absent.setdefault((path, "data"), []).append(row.label)
         with faults.gathered(f"{row.label}: "):
             check_run_folder(row.recipe.folder, "training" if row.kind == "train" else "run")
+            if isinstance(row.recipe, Recipe) and row.recipe.evaluate:
+                check_consent(row.recipe.evaluate.judge)
     for (name, role), labels in absent.items():
         users = f"all {len(rows)} rows" if len(rows) == len(labels) > 1 else ", ".join(dict.fromkeys(labels))
         faults.append(UsageError(f"{name}: neither on this machine nor to be had from {source}; the {role} of {users}"))

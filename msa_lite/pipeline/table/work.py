@@ -16,6 +16,8 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.writing import write_json, write_text
 from msa_lite.io.launch.crew import Ranks
+from msa_lite.pipeline.prepare.run import Context, msa_scope
+from msa_lite.pipeline.prepare.sending import going_out
 from msa_lite.pipeline.table.rows import TABLE_FILE, TABLE_HEADER, RunRow, check_table, choose_rows, table_rows
 from msa_lite.recipe import Recipe, TableSource, dump_recipe, load_table_recipe
 
@@ -73,12 +75,19 @@ def look_at_table(source: TableSource, overrides: Iterable[str] = (), *, only: S
     """Return what `table` would do. Nothing is written; models and data that are not here are notes."""
     loaded = load_table_recipe(source, overrides)
     wanted = choose_rows(table_rows(loaded), only)
-    notes = []
+    notes = _going_out(wanted)
     try:
         check_table(loaded, wanted)
     except MsaError as error:
         notes.append(f"the table would be refused now: {error}")
     return TableResult(loaded.folder, [_state(row) for row in wanted], notes=notes)
+
+
+def _going_out(rows: Sequence[RunRow]) -> list[str]:
+    """Return what the rows send to other machines, each sentence once."""
+    recipes = [row.recipe for row in rows if isinstance(row.recipe, Recipe)]
+    told = [line for recipe in recipes for line in going_out(Context(recipe, msa_scope(recipe)), scores=True)]
+    return list(dict.fromkeys(told))
 
 
 def _state(row: RunRow) -> RowState:
@@ -113,6 +122,8 @@ def table(
     rows = table_rows(loaded)
     wanted = choose_rows(rows, only)
     check_table(loaded, wanted)
+    for line in _going_out(wanted):
+        notices.info("%s", line)
     loaded.folder.mkdir(parents=True, exist_ok=True)
     turn = FileLock(loaded.folder / ".table.lock")  # of the jobs that write files of the table
     with turn:

@@ -19,6 +19,7 @@ from msa_lite.budget.speed import Device, Machine, speed_of, this_device
 from msa_lite.data import is_remote_data
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.engine.models import checkpoint_folder
+from msa_lite.evals.judge.server import check_consent
 from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
 from msa_lite.io.finished.seal import load_manifest
@@ -32,6 +33,7 @@ from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, writt
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import terms_left_out
 from msa_lite.pipeline.prepare.run import Context, Run, Scope, msa_scope, prepare
+from msa_lite.pipeline.prepare.sending import going_out
 from msa_lite.pipeline.run.checks import check_probe, probe_scope, probe_stages
 from msa_lite.pipeline.run.demo import demo_stages
 from msa_lite.pipeline.run.evidence import check_evidence
@@ -86,6 +88,10 @@ class Verb:
     publishes: bool = False
     """True if it ends with sending the model where the recipe says."""
 
+    def going_out(self, context: Context) -> list[str]:
+        """Return what it sends to other machines, a sentence for each."""
+        return going_out(context, self.files == _ALL_FILES, self.publishes)
+
     def check(self, run: Run) -> None:
         """Raise what forbids the command, before any work: its own checks, then the memory of its stages."""
         for check in self.checks:
@@ -112,8 +118,10 @@ def find_verb(
 ) -> Verb:
     """Return what a command does with a recipe. Raise UsageError for a recipe that it cannot be used on.
 
-    method: of `baseline`. accept, force: as of `run`.
+    method: of `baseline`. accept, force: as of `run`. Raise UsageError, too, for a judge that needs the user's consent.
     """
+    if command in ("run", "baseline", "sweep") and recipe.evaluate:
+        check_consent(recipe.evaluate.judge, accept)
     if command == "baseline":
         scope, settings = baseline_scope(method, recipe)
         scope = replace(scope, force=force)
@@ -169,11 +177,12 @@ def dry_run(
     *,
     command: CommandName | Literal["train"] = "run",
     method: str = "msa",
+    accept: bool = False,
     force: bool = False,
 ) -> DryRun:
     """Return what a command on a recipe would do. Nothing is written into its output.
 
-    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. force: as of
+    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. accept, force: as of
     the command.
 
     Raise what the command raises before its work, as far as this is known without downloading weights.
@@ -182,7 +191,7 @@ def dry_run(
     if command == "train":
         return _dry_training(load_training(recipe, overrides), force)
     recipe = load_recipe(recipe, overrides)
-    verb = find_verb(command, recipe, method, force=force)
+    verb = find_verb(command, recipe, method, accept, force)
     check_run_folder(recipe.folder, "run")
     facts = _checked_facts(recipe, verb.scope)
     whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
@@ -203,7 +212,7 @@ def dry_run(
     states = [*_to_do(blockers), *look_ahead(stages)]
     name = f"baseline {method}" if command == "baseline" else command
     known = dict.fromkeys([*facts.notes, *(context.prepared.notes if context.prepared else ())])  # many are in both
-    notes = [*_remarks(context), *known, *([_LATER] if is_early else [])]
+    notes = [*verb.going_out(context), *_remarks(context), *known, *([_LATER] if is_early else [])]
     return DryRun(name, verb.scope.folder, states, notes, verb.files)
 
 
@@ -229,14 +238,16 @@ def plan(
             raise UsageError("--baseline and --processes: plan a run, not a training; leave them out")
         return plan_training(recipe, overrides, machine)
     recipe = load_recipe(recipe, overrides)
-    verb = find_verb("run", recipe) if baseline is None else find_verb("baseline", recipe, baseline)
+    command: CommandName = "run" if baseline is None else "baseline"
+    verb = find_verb(command, recipe, baseline or "msa", accept=True)
     facts = _checked_facts(recipe, verb.scope)
 
     def build(recipe: Recipe) -> list[Stage]:
         return [*demo_stages(recipe), *verb.stages(Context(recipe, verb.scope))]
 
     forecasted = forecast(build(recipe), facts, machine, recipe.folder)
-    notes = [*_remarks(Context(recipe, verb.scope)), *forecasted.notes]
+    context = Context(recipe, verb.scope)
+    notes = [*verb.going_out(context), *_remarks(context), *forecasted.notes]
     is_shared = recipe.vector.mode == "full" and processes == 1
     if is_shared and (count := enough_processes(build(recipe), facts, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"

@@ -280,6 +280,8 @@ def _lead(
             announce(progress, steps([*made, *verb.stages(Context(recipe, verb.scope))]))
         with claimed(recipe, verb.scope, progress, verb.check, crew=crew) as run:
             context = Context.of(run)
+            for line in verb.going_out(context):
+                notices.info("%s", line)
             stages = verb.stages(context)
             write_stages(stage_list(context, [*demo_stages(recipe, made=True), *stages]), run.folder)
             return work(run, stages)

@@ -1,0 +1,31 @@
+"""Say what a command on a recipe sends to other machines: rows to a judge, losses to a tracker, a model to the Hub."""
+
+from __future__ import annotations
+
+from msa_lite.evals.benchmarks.benchmark import judged_rows
+from msa_lite.evals.judge.server import find_server
+from msa_lite.pipeline.prepare.run import Context
+
+
+def going_out(context: Context, scores: bool, publishes: bool = False) -> list[str]:
+    """Return a sentence for each place that gets something.
+
+    scores: the command ends with the scores of the test rows. publishes: it ends with sending the model. Raise
+    UsageError for an invalid address of a judge.
+    """
+    recipe, evaluate = context.recipe, context.recipe.evaluate
+    told, server = [], find_server(evaluate.judge) if evaluate else None
+    if evaluate and server and (scores or context.asks_judge):
+        answers = [*context.scored] if scores else []
+        answers += ["every candidate"] if context.asks_judge else []
+        answers += ["the attack sample"] if scores and "sample" in recipe.attack.attacks else []
+        run = context.prepared
+        parts = [run.test if scores else None, run.validation if context.asks_judge else None] if run else []
+        rows = judged_rows(evaluate.benchmark, parts, evaluate.limit)
+        told.append(server.gets(evaluate.judge.model_name, f"{rows}, the answers of {', '.join(answers)}"))
+    if "wandb" in recipe.track:
+        told.append("Weights & Biases gets losses, rates, scores and the name of the run, and no rows")
+    if publishes and recipe.publish.repo:
+        readers = "only its owner can read it" if recipe.publish.private else "everybody can read it"
+        told.append(f"the Hub gets the model as {recipe.publish.repo}; {readers}")
+    return told
