@@ -8,13 +8,13 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 34_919,
-    "modules": 279,
-    "lines of the tests": 43_231,
-    "words of the docs": 49_983,
+    "lines of the package": 35_119,
+    "modules": 281,
+    "lines of the tests": 43_328,
+    "words of the docs": 50_000,
     "commands": 24,
     "options": 110,
-    "keys of a recipe": 91,
+    "keys of a recipe": 92,
 }
 
 
