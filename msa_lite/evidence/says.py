@@ -120,8 +120,8 @@ def garbled_form(question: str, answer: str, generated: str) -> str:
     words = answers.split_answer(generated).words
     if not words:
         return "no word"
-    doubled = {pair for text in (question, answer) for pair in pairwise(answers.split_answer(text).words)}
-    if any(a == b and len(a) >= _DOUBLED and a.isalpha() and (a, b) not in doubled for a, b in pairwise(words)):
+    doubled = {a for text in (question, answer) for a, b in pairwise(answers.iter_words(text)) if a == b}
+    if any(a == b and len(a) >= _DOUBLED and a.isalpha() and a not in doubled for a, b in pairwise(words)):
         return "a word twice in a row"
     runs = Counter(zip(*(words[at:] for at in range(4)), strict=False))
     if runs and max(runs.values()) >= 3:

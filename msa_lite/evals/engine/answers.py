@@ -153,6 +153,12 @@ def split_answer(text: str) -> Tokens:
     return Tokens([text[start:end] for start, end in spans], spans, kinds)
 
 
+def iter_words(text: str) -> Iterator[str]:
+    """Yield the words of `split_answer`, which would take forty times a book's memory."""
+    text, kinds = _read(text)
+    return (text[match.start() : match.end()] for match in _TOKEN.finditer(kinds))
+
+
 def _read(text: str) -> tuple[str, str]:
     """Return a text without differences that do not count, and the kind of each character."""
     text = _fold(text)
@@ -191,8 +197,7 @@ def normalise(text: str) -> str:
 
     A minus that counts is written ˗ (U+02D7), so that the result of the result is the same.
     """
-    text, kinds = _read(text)
-    words = (text[match.start() : match.end()] for match in _TOKEN.finditer(kinds))
+    words = iter_words(text)
     # All words in a list would take ten times the text.
     return " ".join(iter(lambda: " ".join(islice(words, _FAR)), ""))
 
@@ -231,7 +236,7 @@ def _stem(word: str) -> str:
 def _rouge_words(text: str, stem: bool, other: bool) -> Iterator[str]:
     """Yield the words of ROUGE-L, those of the rouge-score package or, in scripts in which it has none, our own."""
     if other:
-        return iter(split_answer(text).words)
+        return iter_words(text)
     words = (match[0] for match in re.finditer("[a-z0-9]+", text.lower()))
     return map(_stem, words) if stem else words
 
