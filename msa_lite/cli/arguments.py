@@ -34,7 +34,10 @@ class Folder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the folder. Raise UsageError for any other path, with the nearest name beside it."""
         try:
-            return super().convert(value, param, ctx)
+            folder = super().convert(value, param, ctx)
+            if not folder.is_dir():  # click takes pipes and devices
+                raise click.BadParameter(value)
+            return folder
         except click.BadParameter as error:
             path = local_path(value)
             if path.exists():

@@ -18,6 +18,7 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, add_files, verify_folder
 from msa_lite.publish import private
 from msa_lite.publish.contents import Contents, PublishOptions, changed_when_sent, make_contents
+from msa_lite.publish.private import Secrets, clean_config
 from msa_lite.report.page.card import model_card
 from tests.support.merges import OUTCOME, add_outcome, make_merge, write_parts
 
@@ -144,6 +145,16 @@ def test_the_base_is_named_where_the_hub_says_that_it_is_public(tmp_path: Path) 
         assert not any("does not name" in caution for caution in shown.cautions)
         if form == "adapter":
             assert json.loads(bytes_of(shown)["adapter_config.json"])["base_model_name_or_path"] == "me/target"
+
+
+def test_a_config_goes_as_it_is_or_without_any_origin(tmp_path: Path) -> None:
+    path, private = tmp_path / "config.json", Secrets({}, frozenset())
+    told = Secrets({"target": "me/target@main"}, frozenset())
+    path.write_text('{"_name_or_path": "me/target", "tokenizer_name_or_path": "/home/eve/x", "a": 1}')
+    assert json.loads(clean_config(path, told)[0] or "") == {"a": 1}
+    assert clean_config(path, told) == clean_config(path, private), "of which the record has the hash"
+    path.write_text('{"_name_or_path": "me/target"}')
+    assert clean_config(path, told) == (None, [])
 
 
 def test_a_public_model_needs_a_licence(out: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -185,6 +186,42 @@ def test_what_is_no_signature_is_a_fault(signed: Path, tmp_path: Path, content: 
     (signed / SIGNATURE_FILE).write_bytes(content)
     assert any("or is no signature" in fault for fault in check_record(signed).faults)
     assert any("no signature" in fault for fault in check_record(signed, signers(tmp_path, "alice")).faults)
+
+
+def put_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": put_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+}
+_SPECIAL_PLACES = (
+    SIGNATURE_FILE, RECORD_FILE, KEY_FILE, "recipe.yaml", "model/manifest.json", "model/model.safetensors", "signers",
+)  # fmt: skip
+
+
+@needs_openssh
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_stored_file_is_refused_at_once(kind: str, signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(signed)  # a socket's name has room for 100 characters
+    signers(signed.parent, "alice").rename("signers")
+    for name in _SPECIAL_PLACES:
+        place = Path(name)
+        place.rename("stored")
+        SPECIAL[kind](place)
+        done = verify(".", "--allowed-signers", "signers")
+        is_link_key = name == KEY_FILE and kind == "link to itself"  # as if it were not there
+        assert getattr(done.exception, "exit_code", 0) == (0 if is_link_key else 2 if name == "signers" else 3), name
+        assert is_link_key or name in str(done.exception)
+        assert "gave no answer" not in str(done.exception)
+        place.unlink()
+        Path("stored").rename(place)
+    os.mkfifo("pipe")
+    assert isinstance(verify("pipe").exception, UsageError)
 
 
 @needs_openssh

@@ -116,7 +116,7 @@ def read_bytes(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) ->
     """Read a whole file of at most `limit` bytes. Raise as `open_file`, and for a larger one."""
     handle = open_file(path, kind)
     try:
-        chunks, left = [], limit + 1
+        chunks, left = [], limit + 1 if os.fstat(handle).st_size <= limit else 0
         while left > 0 and (chunk := os.read(handle, min(left, _CHUNK))):
             chunks.append(chunk)
             left -= len(chunk)
