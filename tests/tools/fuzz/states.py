@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,9 +69,8 @@ class State:
                 path.unlink(missing_ok=True)
                 path.write_bytes(content)
         for path in (root / name for name in self.content if name.endswith(_REPLACES)):
-            if path.stat().st_size:
-                known = json.loads(path.read_bytes())
-                former = (root / self.inodes[known["inode"]]).stat()
+            with suppress(ValueError, KeyError):  # half-written; the folder is gone
+                former = (root / self.inodes[json.loads(path.read_bytes())["inode"]]).stat()
                 path.write_text(json.dumps({"device": former.st_dev, "inode": former.st_ino}, indent=2) + "\n")
 
 
