@@ -154,6 +154,7 @@ def seal_anew(path: Path) -> list[tuple[Path, bytes]]:
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
                 ("--cases", "240", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
+                ("--cases", "60", "--only", "moments"),
                 ("--cases", "80", "--only", "recipe", "--only", "mergekit"),
                 ("--cases", "100", "--only", "run folder", "--only", "handed on"),
                 ("--each", "5", "--few", "--kills", "20", "--only", "kills"),

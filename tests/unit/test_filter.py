@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example, hash_ids
-from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.errors import FormatError, MismatchError, OutputError, UsageError
 from msa_lite.evals.engine.models import load_model
 from msa_lite.io.console.progress import silent
 from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.io.finished.seal import load_manifest
+from msa_lite.io.finished.seal import describe_file, load_manifest, write_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
@@ -260,6 +260,42 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(measured: dict[str,
         filter_vector(plain, moments, 1.0, target, None, fitted)
 
 
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize("measured", ["llama"], indirect=True)
+def test_odd_moments_are_refused_in_our_own_words(measured: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the manifest fits the files."""
+    adapter = save_adapter(tmp_path / "adapter", measured["model"])
+    folder, out = measured["moments"], tmp_path / "out"
+    file, whole = folder / "moments-00001.safetensors", load_manifest(folder) or {}
+    roots, forget = load_file(file), f"forget.{Q_PROJ}"
+
+    def refused(words: str, changed: dict[str, np.ndarray] | None = None, **facts: Any) -> None:
+        if changed:
+            save_file(changed, file)
+            facts["files"] = {file.name: describe_file(file)}
+        write_manifest(folder, whole | facts)
+        with pytest.raises(FormatError, match=words):
+            filter_vector(str(adapter), folder, 1.0, measured["target"], None, out)
+
+    with pytest.raises(FormatError, match="extra: not in the manifest"):
+        (folder / "extra").touch()
+        load_moments(folder)
+    (folder / "extra").unlink()
+    for names in ({}, [], [3], None):
+        refused("does not tell which layers", layers={Q_PROJ: [names, False]})
+    refused("missing", layers={Q_PROJ: [["other"], False]})
+    refused("no matrices in fp32", roots | {forget: roots[forget].astype(np.float64)})
+    refused("no matrices in fp32", roots | {forget: roots[forget][:0]})
+    refused("of 31 inputs on forget rows", roots | {forget: roots[forget][:, :31].copy()})
+    refused("damaged", roots | {forget: roots[forget] * np.nan})
+    (folder / "manifest.json").write_bytes((folder / "manifest.json").read_bytes().replace(b"false", b"true "))
+    with pytest.raises(FormatError, match="not as msa-lite wrote it"):
+        load_moments(folder)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("measured", ["llama"], indirect=True)
 def test_another_prior_makes_a_filtered_checkpoint_anew(
     make_checkpoint: Callable[..., Path], measured: dict[str, Any], tmp_path: Path
@@ -290,6 +326,5 @@ def test_layers_that_cannot_be_measured_stay_as_they_were_fitted_with_a_warning(
     assert experts
     for name in experts:
         np.testing.assert_allclose(result[name], new[name], atol=1e-6)
-    q_proj = "model.layers.0.self_attn.q_proj.weight"
-    assert not np.allclose(result[q_proj], new[q_proj], atol=1e-3)
+    assert not np.allclose(result[Q_PROJ], new[Q_PROJ], atol=1e-3)
     assert np.array_equal(result["lm_head.weight"], old["lm_head.weight"])
