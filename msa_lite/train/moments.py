@@ -328,9 +328,9 @@ def mixed(rows: Any) -> np.ndarray:
     """Return Q X (k, in) in fp32 for rows X and a random orthogonal Q, drawn evenly from all of them (Haar).
 
     Whoever does not know Q learns XᵀX and nothing else: with every other order of the rows, or other rows of the same
-    moment, Q X is as likely. Q is drawn by the hash of X. So a rerun gives the same files, and no seed lies about. A root
-    by singular values would hold no more, but its rows can be single tokens (1 of 31 on SmolLM2), and at 1536 inputs
-    it takes four times as long.
+    moment, Q X is as likely. Q is drawn by the hash of X. So a rerun gives the same files, and no seed lies about. A
+    root by singular values would hold no more, but its rows can be single tokens (1 of 31 on SmolLM2), and at 1536
+    inputs it takes four times as long.
     """
     import torch
 
