@@ -188,7 +188,7 @@ def test_addresses_with_a_secret_are_refused_and_not_repeated(
     base = {"target": "T", "prior": "P", "forget": {"data": {"path": "x.jsonl"}}, "output": "out"}
     file, broken = tmp_path / "c.yaml", tmp_path / "broken.yaml"
     file.write_text(f"base_model: '{address}'\n'{address}': 1\n")
-    broken.write_text(f"x: 1\nx: '{address}'\n")
+    broken.write_text(f"'{address}': 1\n'{address}': 2\n")
     tries: list[Callable[[], object]] = [
         lambda: model_name(address),
         lambda: DataSource(address),
