@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import MsaError
+from msa_lite.io.files.reading import read_bytes
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
 from msa_lite.merger import merge
 from tests.support.merges import Adapter, write_checkpoint
@@ -92,6 +93,12 @@ def test_what_is_no_file_of_its_kind_is_named_and_never_waited_for(
     path.unlink()
     SPECIAL[kind](path)
     assert_refused(inputs, file.replace(".", r"\."))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="a system without /proc")
+def test_what_the_system_makes_up_is_no_file() -> None:
+    with pytest.raises(MsaError, match="status: is no stored file"):
+        read_bytes(Path("/proc/self/status"))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])

@@ -248,6 +248,7 @@ _WORDS = "It is 3.14 by the mill's weir, naïve 漢字 <ID_7> over there. " * 45
 LONG = {
     "words": _WORDS,
     "a run": _WORDS[:700] + "a" * 2001 + _WORDS[:700],
+    "a alone": "a" * 2001,
     "one word": "theee" * 600,
     "digits": "1234567" * 401,
     "blanks": " " * 1501 + "\n" * 1000 + "a" * 999,
