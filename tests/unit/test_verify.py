@@ -33,7 +33,7 @@ from msa_lite.record.seal import (
     signing_command,
     store_record,
 )
-from msa_lite.report.run.stages import ALL, ListedStage, StageList, write_stages
+from msa_lite.report.run.stages import ListedStage, StageList, write_stages
 from tests.support.runs import make_removal, make_stages, put_tiny_model
 from tests.tools.blocks.read import read_blocks
 
@@ -584,7 +584,7 @@ def test_what_is_absent_or_without_a_hash_is_named(run: Path) -> None:
 
 
 def test_a_stage_whose_manifest_is_gone_does_not_hold(stages: Path) -> None:
-    listed = [ListedStage(name, "", name, "", ALL) for name in STAGES]
+    listed = [ListedStage(name, "", name, "") for name in STAGES]
     write_stages(StageList(tuple(listed), None, False, {}, (), False), stages)
     assert verify(stages).exception is None
     (stages / "model/manifest.json").unlink()
