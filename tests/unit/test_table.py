@@ -21,7 +21,7 @@ from msa_lite.pipeline.table.work import TableResult, look_at_table, table
 from msa_lite.pipeline.verbs.commands import find_verb
 from msa_lite.recipe import load_recipe, load_table_recipe, overrides_of
 from msa_lite.report.run.provenance import load_provenance
-from msa_lite.report.run.stages import ROWS, ListedStage, StageList, add_stages, load_stages, write_stages
+from msa_lite.report.run.stages import ListedStage, StageList, add_stages, load_stages, write_stages
 
 ONE_POINT = {"forget.alpha": 1.0, "retain.beta": 0.5}
 RECIPE = "paper/tofu-forget10-llama-3.2-1b"
@@ -317,7 +317,7 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
 
 
 def test_former_stages_stay_in_the_list_as_long_as_their_folders_are_there(tmp_path: Path) -> None:
-    there, gone, attack = (ListedStage(name, "score", name, "", ROWS) for name in ("there", "gone", "attack"))
+    there, gone, attack = (ListedStage(name, "score", name, "") for name in ("there", "gone", "attack"))
     with pytest.raises(UsageError, match="no stage was begun, or an earlier version began it; run its recipe again"):
         load_stages(tmp_path)
     first = StageList((there, gone), ("forget",), True, {}, (), False)
