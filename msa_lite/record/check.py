@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import MANIFEST, Hashing, entries, verify_stages
+from msa_lite.io.finished.seal import MANIFEST, entries, verify_stages
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, name_in
 from msa_lite.io.weights.hub import content_files, revision_of, tokenizer_files
@@ -206,11 +205,10 @@ def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verificat
     allowed_signers: OpenSSH's file of signers. With it, a run's own record without a signature is a fault. Raise
     UsageError where a signature is to be checked and cannot be, and OutputError where nothing can be checked.
     """
-    hashed = cache(hash_file)
     signs = (path for name in (RECORD_FILE, SIGNATURE_FILE) for path in folder.rglob(name))
     homes = sorted({path.parent for path in signs} | ({folder} if allowed_signers else set()))
-    checks = {home: check_record(home, allowed_signers if home == folder else None, hashed) for home in homes}
-    stages = verify_stages(folder, needed=not checks, hashed=hashed)
+    checks = {home: check_record(home, allowed_signers if home == folder else None) for home in homes}
+    stages = verify_stages(folder, needed=not checks)
     known = {home / name for home in homes for name in (*checks[home].files, RECORD_FILE, SIGNATURE_FILE, KEY_FILE)}
     strange = {
         path: name
@@ -230,19 +228,19 @@ def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verificat
     )
 
 
-def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed: Hashing = hash_file) -> RecordCheck:
+def check_record(folder: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
     """Check the record in a run's folder. Raise UsageError where a signature is to be checked and cannot be."""
     findings = _open_record(folder, folder / RECORD_FILE)
     record = findings.record
     if record is None:
         return findings
     model = folder / record.result.name
-    findings.files = _own_states(folder, record, hashed)
+    findings.files = _own_states(folder, record)
     there = f"{model.name}/" if model.is_dir() else "/"  # what is missing in there is a fault
     lost = [name for name, state in findings.files.items() if state == "missing" and not name.startswith(there)]
     findings.files |= dict.fromkeys(lost, "not here")
     if model.is_dir():
-        _compare_model(findings, record, model, hashed)
+        _compare_model(findings, record, model)
     if absent := [*lost, *([] if model.is_dir() else [f"{model.name}/"])]:
         findings.notes.append(f"{folder}: {', '.join(absent)}: not here, so not compared with the record")
     _check_key(findings, record)
@@ -256,9 +254,9 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None, hashed
     return findings
 
 
-def _own_states(home: Path, record: Removal, hashed: Hashing) -> dict[str, FileState]:
+def _own_states(home: Path, record: Removal) -> dict[str, FileState]:
     """Return the states of a run's own files, which lie beside its record; unsealed ones, too."""
-    states = {name: _state(home, name, sha256, hashed) for name, sha256 in record.files.items()}
+    states = {name: _state(home, name, sha256) for name, sha256 in record.files.items()}
     return states | {name: "unsealed" for name in handed_on(home) if name not in states}
 
 
@@ -276,12 +274,12 @@ def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | Non
         return findings
     if not any(folder.glob("*.safetensors")) and (folder / record.result.name).is_dir():
         raise UsageError(f"{folder}: holds no model itself; give {folder / record.result.name}")
-    _compare_model(findings, record, folder, hashed := cache(hash_file))
+    _compare_model(findings, record, folder)
     manifest = f"{record.result.name}/{MANIFEST}"
     absent = {name for name in record.files if name != manifest}
     for home in [folder] if folder.samefile(file.parent) else [folder, file.parent]:
         start = "" if home is folder else f"{home}/"
-        states = {name: state for name, state in _own_states(home, record, hashed).items() if state != "missing"}
+        states = {name: state for name, state in _own_states(home, record).items() if state != "missing"}
         states.pop(manifest, None)  # compared below, with the model
         findings.files |= {start + name: state for name, state in states.items()}
         findings.beside |= {start + name for name in states if start}
@@ -290,7 +288,7 @@ def check_downloaded(folder: Path, file: Path, allowed_signers: str | Path | Non
         findings.notes.append(f"{file.parent}: {', '.join(sorted(absent))}: not here, so not compared with the record")
     for name in entries(folder):
         findings.files.setdefault(name, "not in the record")
-    if _state(folder, MANIFEST, record.files.get(manifest, ""), hashed) == "same":
+    if _state(folder, MANIFEST, record.files.get(manifest, "")) == "same":
         findings.files[MANIFEST] = "same"
     _check_signed(findings, allowed_signers)
     for item in record.earlier:
@@ -314,13 +312,13 @@ def _open_record(folder: Path, file: Path) -> RecordCheck:
     return RecordCheck(folder, file, record, broken=[f"{file}: {fault}" for fault in _inner_faults(record)])
 
 
-def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: Hashing) -> None:
+def _compare_model(findings: RecordCheck, record: Removal, model: Path) -> None:
     """Compare the unlearned model's files by content; name others that a loader reads; tell a known other model."""
     result, prefix = record.result, "" if model == findings.folder else f"{model.name}/"
     for name, item in result.files.items():
         published = result.published.get(name)
         findings.files[prefix + name] = _state(
-            model, name, item.sha256, hashed, published, _LARGEST if published else item.bytes
+            model, name, item.sha256, published, _LARGEST if published else item.bytes
         )
     try:
         present, loaded = content_files(model), {name_in(model, path) for path in tokenizer_files(model)}
@@ -331,7 +329,7 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: 
             sum(i.bytes for i in result.files.values()),
         )
         if findings.differing and size <= 2 * recorded + _LARGEST:  # else it is none of these models
-            revision = revision_of({name: hashed(path) for name, path in present.items()})
+            revision = revision_of({name: hash_file(path) for name, path in present.items()})
             roles = [role for role, weights in record.models.items() if weights.revision == revision]
             findings.broken += [
                 f"{model}: is the {role} of the record, not the unlearned {result.name}" for role in roles
@@ -343,9 +341,7 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path, hashed: 
 _LARGEST = 1 << 30  # bytes of a file of which a record has no size; a report with rows takes some hundreds a row
 
 
-def _state(
-    folder: Path, name: str, sha256: str, hashed: Hashing, published: str | None = None, largest: int = _LARGEST
-) -> FileState:
+def _state(folder: Path, name: str, sha256: str, published: str | None = None, largest: int = _LARGEST) -> FileState:
     """Return the state of a file that a record names. A name that leads out of the folder names none in it.
 
     largest: the most bytes that it can have; more are not read.
@@ -356,7 +352,7 @@ def _state(
     try:
         if path.is_file() and path.stat().st_size > largest:
             return "differs"
-        found = hashed(path)
+        found = hash_file(path)
     except (MsaError, OSError):
         return "unreadable"
     return "same" if found == sha256 else "as published" if found == published else "differs"

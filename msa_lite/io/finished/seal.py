@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,7 @@ def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     return {name: path for name, path in entries(folder).items() if name not in known and not name.startswith(harmless)}
 
 
-Hashing = Callable[[Path], str]
-"""Returns the SHA-256 of a file. Checks that share `cache(hash_file)` read no byte twice."""
-
-
-def verify_folder(folder: Path, hashed: Hashing = hash_file) -> list[str]:
+def verify_folder(folder: Path) -> list[str]:
     """Check a folder against its manifest; return the faults, none when all is as it was written.
 
     Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
@@ -184,18 +180,14 @@ def verify_folder(folder: Path, hashed: Hashing = hash_file) -> list[str]:
     if manifest is None:
         return [f"{MANIFEST}: {NOT_OURS}"]
     try:
-        files, strange = entries(folder), strange_files(folder, manifest)
+        strange = strange_files(folder, manifest)
     except OSError as error:
         return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
-    faults = {name: file_fault(files.get(name), item, hashed) for name, item in manifest["files"].items()}
-    return [
-        *(f"{name}: {fault}" for name, fault in faults.items() if fault),
-        *(f"{name}: not in the manifest" for name in strange),
-    ]
+    return _faults(folder, manifest, [*manifest["files"], *strange])
 
 
-def file_fault(path: Path | None, item: Mapping[str, Any], hashed: Hashing | None) -> str | None:
-    """Return what is wrong with a file that a manifest names, or None. hashed: None to look at its size alone."""
+def file_fault(path: Path | None, item: Mapping[str, Any], hashed: bool = True) -> str | None:
+    """Return what is wrong with a file that a manifest names, or None. hashed: False to look at its size alone."""
     if path is None:
         return "missing"
     try:
@@ -204,7 +196,7 @@ def file_fault(path: Path | None, item: Mapping[str, Any], hashed: Hashing | Non
             return "no file any more"
         if status.st_size != item["bytes"]:
             return f"{status.st_size} bytes, recorded were {item['bytes']}"
-        return "content changed" if hashed and hashed(path) != item["sha256"] else None
+        return "content changed" if hashed and hash_file(path) != item["sha256"] else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except FormatError as error:
@@ -228,7 +220,7 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     now = json.loads(canonical_json(inputs))
     if manifest["inputs"] != now:
         return list(differences(manifest["inputs"], now))
-    return _faults(folder, manifest, manifest["files"].keys() - {CARD_FILE})
+    return _faults(folder, manifest, [name for name in manifest["files"] if name != CARD_FILE])
 
 
 def why_damaged(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
@@ -283,8 +275,8 @@ def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> 
     except OSError:
         return ["its files cannot be listed"]
     known, strange = manifest["files"], "not in the manifest"
-    faults = {name: file_fault(files.get(name), known[name], hash_file) if name in known else strange for name in names}
-    return sorted(f"{name}: {fault}" for name, fault in faults.items() if fault)
+    faults = {name: file_fault(files.get(name), known[name]) if name in known else strange for name in names}
+    return [f"{name}: {fault}" for name, fault in faults.items() if fault]
 
 
 def differences(recorded: Any, now: Any) -> Iterator[str]:
@@ -371,7 +363,7 @@ def _readers(folder: int) -> str:
 _UNFINISHED = (".partial", ".previous")
 
 
-def verify_stages(folder: Path, needed: bool = True, hashed: Hashing = hash_file) -> dict[Path, list[str]]:
+def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
     """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
     needed: raise OutputError where there is no stage.
@@ -390,7 +382,7 @@ def verify_stages(folder: Path, needed: bool = True, hashed: Hashing = hash_file
             f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it; "
             "--record FILE compares a model with a removal record"
         )
-    return {stage: verify_folder(stage, hashed) for stage in stages}
+    return {stage: verify_folder(stage) for stage in stages}
 
 
 Marks = Mapping[Path, tuple[int, ...]]

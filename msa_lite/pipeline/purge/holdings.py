@@ -29,7 +29,6 @@ from msa_lite.io.finished.seal import (
     MANIFEST,
     MARKER,
     PURGING,
-    Hashing,
     drop_files,
     entries,
     file_fault,
@@ -128,11 +127,11 @@ class Survey:
     """What msa-lite does not know: it may hold rows, or put them back."""
 
 
-def survey_run(run: RunFolder, rewrite: Callable[[Path], object], hashed: Hashing | None = None) -> Survey:
+def survey_run(run: RunFolder, rewrite: Callable[[Path], object], hashed: bool = False) -> Survey:
     """Return what is in a run's folder, the runs of baselines in it included. Links are not followed.
 
-    rewrite: writes the report of the run in a folder again, without rows. hashed: hashes the unlearned model, to
-    compare it with the record; None to compare sizes.
+    rewrite: writes the report of the run in a folder again, without rows. hashed: True to compare the unlearned model
+    with its manifest by content, False by size.
     """
     survey = Survey([], [], {})
     _Home(run, run.folder, survey, rewrite, hashed).look()
@@ -157,7 +156,7 @@ class _Home:
     folder: Path
     survey: Survey
     rewrite: Callable[[Path], object]
-    hashed: Hashing | None
+    hashed: bool
 
     @cached_property
     def record(self) -> Removal | None:
@@ -228,7 +227,7 @@ class _Home:
         """Write a report without rows; remove what is not known to be one then."""
         if not self.survey.strays and path.exists():  # from files that are not known, rows could come into it
             self.rewrite(self.folder)
-        if not _Home(self.run, self.folder, self.survey, self.rewrite, None)._is_known(path):
+        if not _Home(self.run, self.folder, self.survey, self.rewrite, False)._is_known(path):
             path.unlink(missing_ok=True)
 
     def _look_into(self, folder: Path) -> None:
@@ -271,7 +270,7 @@ class _Home:
         if is_result:
             staying, hashed = {MANIFEST, *manifest["files"]}, self.hashed
         elif kind in RECORDED:
-            staying, hashed = {name for name in names if Path(name).name in (MANIFEST, *_SUMMARIES)}, hash_file
+            staying, hashed = {name for name in names if Path(name).name in (MANIFEST, *_SUMMARIES)}, True
         elif kind in RESULTS and not self._is_other(folder):
             self._leave(folder, f"{RECORD_FILE} names no such {kind}, so whether it knows the data is unknown")
             return

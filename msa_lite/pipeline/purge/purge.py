@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,8 +25,8 @@ from msa_lite.errors import MsaError, StageError, UsageError, join_faults
 from msa_lite.evals.judge.base import cache_folder
 from msa_lite.io.files.reading import local_path, printable, read_bytes, read_object
 from msa_lite.io.files.search import TextSearch
-from msa_lite.io.files.writing import hash_file, json_form, write_json
-from msa_lite.io.finished.seal import MANIFEST, MANIFEST_SEAL, PURGING, Hashing, entries, in_use, load_manifest, locked
+from msa_lite.io.files.writing import json_form, write_json
+from msa_lite.io.finished.seal import MANIFEST, MANIFEST_SEAL, PURGING, entries, in_use, load_manifest, locked
 from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.pipeline.purge.holdings import RESULTS, Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
@@ -104,11 +104,10 @@ def purge(folder: str | Path, remove: bool = False, also: Sequence[str | Path] =
         for place in run_folders(run):
             locks.enter_context(locked(place))
             locks.enter_context(in_use(place, alone=True))
-        hashed = cache(hash_file)
-        listed = _survey(run, also, hashed)
+        listed = _survey(run, also, hashed=True)
         is_unended = _read_note(run.folder).get("ended", utc(0)) is None
         if listed.holdings or listed.strays or is_unended:
-            _remove(run, listed, hashed)
+            _remove(run, listed)
         return replace(listed, removed=True, kept=survey_run(run, _write_report).kept)
 
 
@@ -117,7 +116,7 @@ def purge_command(folder: Path) -> str:
     return f"msa-lite purge {shlex.quote(str(folder))} --yes"
 
 
-def _survey(run: RunFolder, also: Sequence[str | Path], hashed: Hashing | None = None) -> Purge:
+def _survey(run: RunFolder, also: Sequence[str | Path], hashed: bool = False) -> Purge:
     """Return what there is before anything is removed."""
     survey = survey_run(run, _write_report, hashed)
     holdings = [*survey.holdings, *_choose(run, survey.strays, also)]
@@ -154,7 +153,7 @@ def _choose(run: RunFolder, strays: dict[Path, Remark], also: Sequence[str | Pat
         yield Holding(printable(place.relative_to(run.folder)), _CHOSEN, size, remove)
 
 
-def _remove(run: RunFolder, listed: Purge, hashed: Hashing) -> None:
+def _remove(run: RunFolder, listed: Purge) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
 
     Raise it, too, for what may hold rows: files that are not known, and those in which a row is found.
@@ -177,7 +176,7 @@ def _remove(run: RunFolder, listed: Purge, hashed: Hashing) -> None:
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run, [run.folder / entry["name"] for entry in note["removed"]])
-    strays = survey_run(run, _write_report, hashed).strays
+    strays = survey_run(run, _write_report, hashed=True).strays
     faults += [f"{remark.name}: {remark.reason}" for remark in strays.values()]
     faults += [f"{name}: a row to forget stands in it" for name in _found(run, search, strays)]
     if faults:
