@@ -21,7 +21,7 @@ from msa_lite.evidence.nearer import Nearer
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
-from tests.e2e.conftest import CallCli, hashes, prepared, times, tiny_recipe
+from tests.e2e.conftest import CallCli, prepared, times, tiny_recipe
 from tests.support.pages import page_text
 
 DEFAULT = [*EVIDENCE]
@@ -155,24 +155,6 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
 
 def states_of(recipe: dict[str, Any], *overrides: str) -> dict[str, str]:
     return {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=overrides).stages}
-
-
-def test_damaged_moments_are_measured_anew_by_a_run_and_refused_by_a_merge(
-    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe["merge"] = {"filter": 1.5, "keep_moments": True}
-    folder = msa_lite.run(recipe).folder
-    file, before = folder / "moments/moments-00001.safetensors", hashes(folder / "moments", "manifest.json")
-    file.write_bytes(file.read_bytes()[:-4] + bytes(4))
-    models = ("--target", recipe["target"], "--forget", folder / "vectors/forget", "--prior", recipe["prior"])
-    options = ("--filter", folder / "moments", "--filter-strength", 1.5, "--out", tmp_path / "by-hand")
-    status, _, errors = call_cli("merge", *models, *options)
-    assert status == 3
-    assert "content changed" in errors
-    assert not list(tmp_path.glob("by-hand*"))
-    msa_lite.run(recipe)
-    assert "anew, because" in capsys.readouterr().err
-    assert hashes(folder / "moments", "manifest.json") == before
 
 
 def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[str, Any], call_cli: CallCli) -> None:

@@ -150,10 +150,11 @@ def seal_anew(path: Path) -> list[tuple[Path, bytes]]:
     "options",
     [
         ("--each", "1", "--few", "--kills", "0", "--only", "kill plain run"),
+        ("--each", "3", "--kills", "0", "--only", "kill merge", "--only", "kill merge --as adapter"),
         *(
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
-                ("--cases", "240", "--only", "merge", "--only", "merge --as adapter", "--only", "verify"),
+                ("--cases", "200", "--only", "merge", "--only", "merge --as adapter"),
                 ("--cases", "60", "--only", "moments"),
                 ("--cases", "80", "--only", "recipe", "--only", "mergekit"),
                 ("--cases", "100", "--only", "run folder", "--only", "handed on"),

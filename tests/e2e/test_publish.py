@@ -17,10 +17,9 @@ from huggingface_hub import ModelCard
 import msa_lite
 from msa_lite.errors import FormatError, StageError, UsageError
 from msa_lite.io.files.writing import hash_file, json_form
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, add_files, load_manifest, verify_folder, write_manifest
+from msa_lite.io.finished.seal import CARD_FILE, load_manifest, verify_folder
 from msa_lite.io.weights.hub import hash_content
 from msa_lite.merger import merge, merge_adapters
-from msa_lite.pipeline.run import verdict as cards
 from msa_lite.publish.contents import PublishOptions, make_contents
 from msa_lite.record.check import check_record
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, load_record
@@ -28,7 +27,6 @@ from msa_lite.report.page.card import model_card
 from tests.e2e.conftest import CallCli, read_lines, times
 from tests.support.hub import WRITER, Fault, HubServer
 from tests.support.hub_clients import REPO, client_of
-from tests.support.merges import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 Model = Callable[..., Path]
@@ -346,31 +344,3 @@ def test_what_is_published_of_it_holds_no_data(chosen: tuple[dict[str, Any], Pat
     assert sent.files
     texts = [file.read().decode("latin-1") for file in sent.files]
     assert_no_data(texts, history, chosen[1])
-
-
-def test_a_kill_between_card_and_manifest_is_made_good(
-    chosen: tuple[dict[str, Any], Path], run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, model = chosen[0] | {"output": str(run)}, run / "model"
-    whole = contents(model)
-    manifest = load_manifest(model)
-    assert manifest is not None
-    first = {key: value for key, value in manifest.items() if key != "outcome"}
-    (model / CARD_FILE).write_text(model_card(first))
-    write_manifest(model, first)
-    add_files(model, [CARD_FILE], {})
-
-    def kill(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cards, "add_files", kill)
-        with pytest.raises(KeyboardInterrupt):
-            msa_lite.run(recipe)
-    assert (model / CARD_FILE).read_bytes() == whole[CARD_FILE]
-    assert (model / MANIFEST).read_bytes() != whole[MANIFEST]
-    labels: list[str] = []
-    msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
-    assert labels == []
-    assert verify_folder(model) == []
-    assert load_manifest(model) == json.loads(whole[MANIFEST])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from msa_lite.train import settings as auto
 from msa_lite.train.memory import model as trained
 from tests.e2e.conftest import CallCli, hashes, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
 from tests.support.pages import page_text
-from tests.support.processes import fork_cli, fork_script
+from tests.support.processes import fork_cli
 
 
 def made(run: Path) -> dict[str, str]:
@@ -112,37 +111,6 @@ def test_no_retain_set_needs_no_retain_input_and_makes_a_choice_doubtful(
     assert "accuracy_r" not in result.reports["unlearned"].metrics
     assert "nothing shows what else was lost" in caplog.text
     assert "Doubt: there are no retain rows" in page_text(result.folder)
-
-
-KILLER = """
-import os, signal, sys
-import msa_lite
-label, step = sys.argv[2], int(sys.argv[3])
-def progress(name, done, total):
-    if name.startswith(label) and done >= step:
-        os.kill(os.getpid(), signal.SIGKILL)
-msa_lite.run(sys.argv[1], progress=progress)
-"""
-
-
-@pytest.mark.parametrize(
-    ("label", "step", "left"),
-    [
-        ("forget vector", 4, "vectors/forget.partial"),
-        ("scores: unlearned", 17, "evaluation/unlearned.partial"),
-    ],
-)
-def test_a_killed_run_ends_in_the_same_hashes(
-    label: str, step: int, left: str, whole: tuple[dict[str, Any], Path], recipe: dict[str, Any], tmp_path: Path
-) -> None:
-    """Kills while a merge goes on: test_merge_accidents."""
-    path = write_recipe(recipe, tmp_path)
-    killed = fork_script(KILLER, path, label, str(step))
-    assert killed.returncode == -signal.SIGKILL
-    assert (tmp_path / "run" / left).is_dir()
-    assert not (tmp_path / "run" / left.removesuffix(".partial")).exists()
-    msa_lite.run(recipe)
-    assert made(tmp_path / "run") == made(whole[1])
 
 
 def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
@@ -322,8 +290,6 @@ FORGET = "evaluation/unlearned/forget.jsonl"
 @pytest.mark.parametrize(
     ("words", "file"),
     [
-        ("report RUN", FORGET),
-        ("verify RUN", FORGET),
         ("compare RUN", "evaluation/target/report.json"),
         ("compare RUN", "evidence/says/report.json"),
         ("attack RUN --attacks membership", "model/model.safetensors"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import msa_lite
 from msa_lite.choose import validation
@@ -21,10 +20,9 @@ from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
-from tests.e2e.conftest import CallCli, hashes, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
+from tests.e2e.conftest import CallCli, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
 from tests.support.drawing import Drawing
 from tests.support.pages import page_text
-from tests.support.processes import fork_script
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 MODELS = ("ideal", "target", "unlearned")
@@ -127,74 +125,6 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert seen
     assert not seen & tested
     assert (whole.point.alpha, whole.point.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
-
-
-# What a kill leaves
-
-KILLED = """
-import os, signal, sys, yaml
-import msa_lite, peft, datasets, msa_lite.pipeline.run.msa
-from msa_lite.choose import validation
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after_two(label, done, total):
-    if label.startswith("choosing") and done == 2:
-        die()
-
-def inside_the_third(run_items, calls=[]):
-    def run(*arguments):
-        calls.append(arguments)
-        if len(calls) == 4:  # points have two sets: the second set of the second of them; the target's scores are known
-            die()
-        return run_items(*arguments)
-    return run
-
-recipe, first, second = yaml.safe_load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
-for how, output in (("after", first), ("inside", second)):
-    child = os.fork()
-    if not child:
-        if how == "inside":
-            validation.run_items = inside_the_third(validation.run_items)
-        msa_lite.sweep(recipe | {"output": output}, progress=after_two if how == "after" else lambda *told: None)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, how
-"""
-
-
-@pytest.mark.pictures
-def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
-    swept: tuple[dict[str, Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from msa_lite.choose import validation
-
-    recipe, whole = swept
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    outputs = [tmp_path / name for name in ("after", "inside")]
-    for output in outputs:
-        shutil.copytree(whole.folder / "vectors", output / "vectors")
-        shutil.copy(whole.folder / "recipe.yaml", output)
-    killed = fork_script(KILLED, str(tmp_path / "recipe.yaml"), *map(str, outputs))
-    assert killed.returncode == 0, killed.stderr
-    loaded: list[Any] = []
-    monkeypatch.setattr(validation, "Runner", lambda model: loaded.append(model) or Runner(model))
-    for output in outputs:
-        loaded.clear()
-        partial = output / "sweep.partial"
-        done = {path: path.stat() for path in partial.rglob("report.json") if path.parent.name != "ideal"}
-        assert len(done) == 2, done
-        again = msa_lite.sweep(recipe | {"output": str(output)})
-        assert again is not None
-        assert again.choice == whole.choice
-        assert len(loaded) == 1 + len(whole.choice.scores) - len(done)
-        for path, stat in done.items():  # not written again, but moved with the folder
-            now = (output / "sweep" / path.relative_to(partial)).stat()
-            assert (now.st_ino, now.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
-        unlike = ("recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "README.md")  # paths, a later card
-        for part in ("vectors", "sweep", "model"):
-            assert hashes(output / part, *unlike) == hashes(whole.folder / part, *unlike)
-        assert not list(output.rglob("*.partial"))
 
 
 # Points that break

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from msa_lite.pipeline.table import rows as table_module
 from msa_lite.pipeline.table.work import TableResult
 from msa_lite.recipe import load_table_recipe
 from tests.e2e.conftest import CallCli, tiny_recipe
-from tests.support.processes import fork_cli
 
 DATA = Path(__file__).parents[3] / "shared/data"
 
@@ -46,13 +42,6 @@ def states(result: TableResult) -> dict[str, str]:
     return {row.label: row.state for row in result.rows}
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    """The table's files and the models, which are the same whatever came between."""
-    files = [folder / f"table-seed-{seed}.{name}" for seed in (0, 1) for name in ("md", "tex", "html", "csv")]
-    files += [*folder.glob("*/**/model/*.safetensors")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def made(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("table") / "made"
@@ -71,23 +60,6 @@ def test_a_table_has_all_rows_in_five_files(made: Path, history: Path) -> None:
     values = json.loads((made / "table.json").read_text())
     assert values["complete"] is True
     assert sorted(row["row"] for row in values["rows"]) == sorted(labels)
-
-
-@pytest.mark.slow
-def test_a_killed_table_goes_on_to_the_same_files(made: Path, history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    (folder / "table.yaml").write_text(yaml.safe_dump(tiny_table(history, folder)))
-    child = subprocess.Popen([sys.executable, "-m", "msa_lite", "table", str(folder / "table.yaml")])
-    while not (folder / "table/graddiff-seed-0/baselines/grad_diff/vectors").exists():
-        assert child.poll() is None, "it ended before it was killed"
-        time.sleep(0.05)
-    child.kill()
-    child.wait()
-    assert not (folder / "table/table-seed-0.md").exists()
-    done = fork_cli("table", str(folder / "table.yaml"))
-    assert done.returncode == 0, done.stderr
-    assert written(folder / "table") == written(made)
 
 
 def test_a_row_that_fails_leaves_the_others_and_is_tried_again(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from msa_lite.io.files.reading import read_bytes
 from msa_lite.io.weights.checkpoint import INDEX_FILE, load_checkpoint
 from msa_lite.merger import merge
 from tests.support.merges import Adapter, write_checkpoint
+from tests.support.places import NO_FILES, link
 
 NAMES = ("layers.0", "layers.1")
 TARGET_FILES = ("config.json", INDEX_FILE, "model-00000.safetensors")
@@ -57,29 +55,11 @@ def assert_refused(inputs: dict[str, Path], says: str, codes: tuple[int, ...] = 
     assert sorted(inputs["target"].parent.iterdir()) == before
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def link(to: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(to)
-
-
-def socketed(path: Path) -> None:
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # whose names are short
-        server.bind(path.name)
-
-
-SPECIAL = {
-    "pipe": pipe,
-    "socket": socketed,
-    "zeros": link("/dev/zero"),
+SPECIAL = NO_FILES | {
     "made up": link("/proc/self/status"),
     "unreadable": link("/proc/self/mem"),
     "empty": Path.touch,
     "folder": Path.mkdir,
-    "dangling": link("nowhere"),
-    "circle": lambda path: path.symlink_to(path.name),
     "terabytes": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
 }
 
@@ -101,7 +81,7 @@ def test_what_the_system_makes_up_is_no_file() -> None:
         read_bytes(Path("/proc/self/status"))
 
 
-@pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])
+@pytest.mark.parametrize("kind", [*NO_FILES, "folder"])
 @pytest.mark.parametrize(
     ("where", "name"), [("target", "other.safetensors"), ("target", "vocab.txt"), ("forget", "LICENSE")]
 )

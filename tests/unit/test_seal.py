@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import socket
 import sqlite3
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from msa_lite.io.finished.seal import (
     verify_folder,
     write_manifest,
 )
+from tests.support.places import NO_FILES, link
 
 INPUTS: dict[str, Any] = {"seed": 1, "name": "naïve → β"}
 BROKEN = f"{MANIFEST}: not as msa-lite wrote it, or of another program"
@@ -113,31 +113,10 @@ def test_a_manifest_of_another_shape_is_none_even_with_a_seal(folder: Path) -> N
         assert verify_folder(folder) == [BROKEN], content[:99]
 
 
-def put_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def put_socket(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # a socket's path has to be short
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
-    os.chdir(here)
-
-
-def put_link(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-PUT: dict[str, Callable[[Path], Any]] = {
+PUT: dict[str, Callable[[Path], Any]] = NO_FILES | {
     "file": Path.touch,
-    "pipe": put_pipe,
-    "socket": put_socket,
-    "link to nothing": put_link("nowhere"),
-    "link to itself": put_link("x"),
-    "link to a file of the folder": put_link("a.txt"),
-    "link to a folder": put_link("sub"),
-    "link to a device": put_link("/dev/zero"),
+    "link to a file of the folder": link("a.txt"),
+    "link to a folder": link("sub"),
 }
 
 
@@ -160,7 +139,7 @@ def test_whatever_was_added_is_named_and_nothing_hangs(folder: Path, name: str, 
     [
         *(("sub/b.txt", kind) for kind in PUT if kind != "file"),
         ("ideal/manifest.json", "pipe"),
-        *((MANIFEST, kind) for kind in ("pipe", "link to itself", "link to a device")),
+        *((MANIFEST, kind) for kind in ("pipe", "link to itself", "device")),
     ],
 )
 def test_whatever_stands_in_the_place_of_a_file_is_a_fault(folder: Path, name: str, kind: str) -> None:

@@ -30,11 +30,7 @@ def fuzz(
 
     @seed(number)
     @settings(
-        max_examples=cases,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        max_examples=cases, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
     )
     @given(AREAS[name])
     def one(case: Case) -> None:
@@ -47,25 +43,11 @@ def fuzz(
         if found:
             for kind in {breach.partition(":")[0] for breach in found}:
                 counts[f"BREACH {kind}"] += 1
-            breaches.append(
-                json.dumps(
-                    {
-                        "area": name,
-                        "breaches": found,
-                        "edits": case.edits,
-                        "arguments": case.arguments,
-                        "err": outcome.err[-600:],
-                    }
-                )
-            )
+            line = {"area": name, "breaches": found, "edits": case.edits, "arguments": case.arguments}
+            breaches.append(json.dumps(line | {"err": outcome.err[-600:]}))
             if keep:
-                shutil.copytree(
-                    root,
-                    keep / f"{name.replace(' ', '')}-{len(breaches)}",
-                    symlinks=True,
-                    dirs_exist_ok=True,
-                    ignore=_no_pipes,
-                )
+                place = keep / f"{name.replace(' ', '')}-{len(breaches)}"
+                shutil.copytree(root, place, symlinks=True, dirs_exist_ok=True, ignore=_no_pipes)
 
     one()
     return counts, breaches
@@ -126,10 +108,8 @@ def _log(path: Path | None, breaches: list[str]) -> None:
 
 
 def _print(name: str, counts: collections.Counter[str], seconds: float) -> None:
-    print(
-        f"{name:24} " + ", ".join(f"{what} {count}" for what, count in sorted(counts.items())) + f"  [{seconds:.0f} s]",
-        flush=True,
-    )
+    told = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
+    print(f"{name:24} {told}  [{seconds:.0f} s]", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,49 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tests.tools.fuzz import folders, handed_on, merges, moments, runs, texts, web
+from tests.tools.fuzz import handed_on, merges, moments, runs, texts, web
 
-AREAS: dict[str, Any] = {
-    **merges.MERGES,
-    **texts.TEXTUAL,
-    **folders.VERIFY,
-    **moments.MOMENTS,
-    **handed_on.HANDED_ON,
-    **runs.RUNS,
-    **web.WEB,
-}
+AREAS: dict[str, Any] = merges.MERGES | texts.TEXTUAL | moments.MOMENTS | handed_on.HANDED_ON | runs.RUNS | web.WEB
 WEIGHTS = {
-    "merge": 10,
-    "merge --as adapter": 4,
-    "recipe": 5,
-    "mergekit": 2,
-    "verify": 4,
-    "moments": 4,
-    "handed on": 4,
-    "run folder": 5,
+    "merge": 10, "merge --as adapter": 4, "recipe": 5, "mergekit": 2, "moments": 4, "handed on": 8, "run folder": 5,
     "web": 4,
-}
-_LIGHT = (
-    "msa_lite.cli.merge",
-    "msa_lite.cli.recipes",
-    "msa_lite.cli.handing_on",
-    "msa_lite.merger",
-    "msa_lite.merger.mergekit.reader",
-    "msa_lite.recipe",
-)
-_HEAVY = (
-    "torch",
-    "transformers",
-    "peft",
-    "datasets",
-    "accelerate",
-    "transformers.trainer",
-    "msa_lite.evals",
-    "msa_lite.pipeline",
-)
+}  # fmt: skip
+_LIGHT = ("cli.merge", "cli.recipes", "cli.handing_on", "merger", "merger.mergekit.reader", "recipe")
+_HEAVY = ("torch", "transformers", "peft", "datasets", "accelerate", "transformers.trainer")
 
 
 def preload(name: str) -> None:
     """Import what the commands of an area need, once, for all the processes that are forked."""
-    for module in (*_LIGHT, *(_HEAVY if name in ("run", "run folder", "handed on") else ())):
+    is_heavy = name in ("run", "run folder", "handed on")
+    ours = (*_LIGHT, *(("evals", "pipeline") if is_heavy else ()))
+    for module in (*(_HEAVY if is_heavy else ()), *(f"msa_lite.{room}" for room in ours)):
         importlib.import_module(module)

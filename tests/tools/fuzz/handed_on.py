@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tests.tools.fuzz.case import Case
 from tests.tools.fuzz.child import Outcome, run
 from tests.tools.fuzz.runs import run_tree
-from tests.tools.fuzz.tree import PLACES, Node, Special, Tree, lay
+from tests.tools.fuzz.tree import PLACES, Node, Special, Tree, lay, read_tree
+from tests.tools.fuzz.values import flipped
 
 _RUN, _OTHER, _MODEL = b"run/", b"run/baselines/task_vector/", b"run/model/"
 _REPORTS = (b"report.html", b"report.json")
@@ -45,8 +46,7 @@ def _states() -> tuple[Tree, ...]:
         lay(run_tree(), root)
         outcome = run(["report", "run", "--show-examples"], root, 120)
         assert outcome.status == 0, outcome.err
-        files = [path for path in (root / "run").rglob("*") if path.is_file()]
-        return run_tree(), {str(path.relative_to(root)).encode(): path.read_bytes() for path in files}
+        return run_tree(), read_tree(root, "run")
 
 
 def _sealed(tree: Tree, home: bytes) -> dict[bytes, str]:
@@ -105,8 +105,7 @@ def handed_on_cases(draw: Callable[..., Any]) -> Case:
         assert isinstance(raw, bytes)
         what = draw(st.sampled_from(["flip", "flip", "swap", "drop", "add", "special", "older", "other's", *_EDITS]))
         if what == "flip" and raw:
-            at = draw(st.integers(0, len(raw) - 1))
-            tree[name] = raw[:at] + bytes([raw[at] ^ draw(st.integers(1, 255))]) + raw[at + 1 :]
+            tree[name] = draw(flipped(raw))
         elif what == "swap":
             second = draw(st.sampled_from(names))
             tree[name], tree[second] = whole[second], raw
@@ -158,9 +157,8 @@ def _seals_its_own(whole: Tree, root: Path, outcome: Outcome) -> list[str]:
     files = json.loads((root / "run/record.json").read_text())["files"]
     former = json.loads(whole[b"run/record.json"])["files"]  # type: ignore[arg-type]
     reports = [name.decode() for name in _REPORTS]
-    found = [
-        name for name in files.keys() | former.keys() if name not in reports and files.get(name) != former.get(name)
-    ]
+    others = files.keys() | former.keys() - {*reports}
+    found = [name for name in others if name not in reports and files.get(name) != former.get(name)]
     if (root / "run/verdict.json").exists():
         hashes = {name: hashlib.sha256((root / "run" / name).read_bytes()).hexdigest() for name in reports}
         found += [name for name, sha256 in hashes.items() if files.get(name) != sha256]

@@ -19,8 +19,8 @@ from tests.tools.fuzz import merges, oracle
 from tests.tools.fuzz.case import Case
 from tests.tools.fuzz.child import Outcome
 from tests.tools.fuzz.models import INNER, KINDS, LINEAR, WIDTH, Shard, adapter, checkpoint, shard
-from tests.tools.fuzz.tree import PLACES, Special, Tree, lay
-from tests.tools.fuzz.values import damaged, edited
+from tests.tools.fuzz.tree import PLACES, Special, Tree, lay, read_tree
+from tests.tools.fuzz.values import damaged, edited, flipped
 
 Draw = Callable[..., Any]
 _MANIFEST, _FILE = b"moments/manifest.json", b"moments/moments-00001.safetensors"
@@ -53,7 +53,7 @@ def measured() -> Tree:
         inputs = {"target": fetch(str(root / "target")).identity(), "forget": "0" * 64, "retain": "1" * 64}
         with stage_folder(root / "moments", "moments", inputs, {"layers": layers}) as folder:
             save_file(roots, folder / _FILE.decode().rpartition("/")[2])
-        return {b"moments/" + path.name.encode(): path.read_bytes() for path in (root / "moments").iterdir()}
+        return read_tree(root, "moments")
 
 
 def _as_shard(raw: bytes) -> Shard:
@@ -87,9 +87,8 @@ def _changed(draw: Draw, what: str, roots: Mapping[str, np.ndarray]) -> bytes:
         elif what == "dtype":
             kinds[name] = draw(st.sampled_from(["F64", "F16", "BF16", "I64"]))
         elif what == "NaN":
-            new[name] = np.where(
-                np.arange(value.size).reshape(value.shape) == 0, draw(st.sampled_from([np.nan, np.inf])), value
-            )
+            new[name] = value.copy()
+            new[name].flat[0] = draw(st.sampled_from([np.nan, np.inf]))
         else:
             count, inputs = value.shape
             shapes = [(0, inputs), (count, 0), (value.size,), (1, *value.shape), (count, inputs + 1), (count, 1), ()]
@@ -121,9 +120,7 @@ def moments_cases(draw: Draw) -> Case:
     assert isinstance(whole, bytes)
     manifest, fits, note = json.loads(whole), draw(st.booleans()), what
     if what == "flip":
-        at = draw(st.integers(0, len(raw) - 1))
-        tree[_FILE] = raw[:at] + bytes([raw[at] ^ draw(st.integers(1, 255))]) + raw[at + 1 :]
-        note += f" byte {at}"
+        tree[_FILE] = draw(flipped(raw))
     elif what == "damage":
         tree[_FILE] = draw(damaged(raw))
     elif what == "header":
@@ -136,9 +133,8 @@ def moments_cases(draw: Draw) -> Case:
         else:
             tree[_MANIFEST] = draw(damaged(whole))
     elif what == "special":
-        tree[draw(st.sampled_from([_FILE, _MANIFEST]))] = draw(
-            st.sampled_from([*PLACES, Special("sparse", size=1 << 30)])
-        )
+        specials = [*PLACES, Special("sparse", size=1 << 30)]
+        tree[draw(st.sampled_from([_FILE, _MANIFEST]))] = draw(st.sampled_from(specials))
         fits = False
     elif what == "drop":
         del tree[draw(st.sampled_from([_FILE, _MANIFEST]))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.tools.fuzz.case import Case
 from tests.tools.fuzz.child import Outcome
-from tests.tools.fuzz.tree import PLACES, Tree
+from tests.tools.fuzz.tree import PLACES, Tree, read_tree
 from tests.tools.fuzz.values import damaged, edited
 
 Draw = Callable[..., Any]
@@ -60,9 +60,7 @@ def made() -> Path:
 def run_tree() -> Tree:
     """Return the files of that run below `run`, and its forget rows."""
     folder = made()
-    files = [path for path in (folder / "run").rglob("*") if path.is_file()]
-    tree: Tree = {str(path.relative_to(folder)).encode(): path.read_bytes() for path in files}
-    return tree | {b"rows.jsonl": (folder / "history/data/forget.jsonl").read_bytes()}
+    return read_tree(folder, "run") | {b"rows.jsonl": (folder / "history/data/forget.jsonl").read_bytes()}
 
 
 def rows() -> list[bytes]:

@@ -51,6 +51,12 @@ def lay(tree: Mapping[bytes, Node], root: Path) -> None:
             continue
 
 
+def read_tree(root: Path, place: str) -> Tree:
+    """Return the files below one place of a folder."""
+    files = [path for path in (root / place).rglob("*") if path.is_file()]
+    return {os.fsencode(path.relative_to(root)): path.read_bytes() for path in files}
+
+
 def snapshot(root: Path, without: set[str] = frozenset()) -> dict[str, str]:  # type: ignore[assignment]
     """Return a mark of each entry below a folder: kind, and size and hash of small files.
 

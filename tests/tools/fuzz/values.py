@@ -116,20 +116,24 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 @st.composite
+def flipped(draw: Callable[..., Any], raw: bytes) -> bytes:
+    """Return bytes of which one is another."""
+    at = draw(st.integers(0, len(raw) - 1))
+    return raw[:at] + bytes([raw[at] ^ draw(st.integers(1, 255))]) + raw[at + 1 :]
+
+
+@st.composite
 def damaged(draw: Callable[..., Any], raw: bytes) -> bytes:
     """Return bytes with some flipped, cut off, put in or doubled, or with other bytes altogether."""
     what = draw(st.sampled_from(["flip", "flip", "cut", "insert", "double", "other"]))
     at = draw(st.integers(0, max(0, len(raw) - 1)))
     if what == "flip" and raw:
-        return raw[:at] + bytes([raw[at] ^ draw(st.integers(1, 255))]) + raw[at + 1 :]
+        return draw(flipped(raw))  # type: ignore[no-any-return]
     if what == "cut":
         return raw[:at]
     if what == "insert":
         return raw[:at] + draw(st.binary(min_size=1, max_size=9)) + raw[at:]
     if what == "double":
         return raw + raw
-    return draw(
-        st.sampled_from(
-            [b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 20000, b'{"a":' * 5000, b"\x00" * 64, b"9" * 5000]
-        )
-    )
+    others = [b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 20000, b'{"a":' * 5000, b"\x00" * 64, b"9" * 5000]
+    return draw(st.sampled_from(others))

@@ -26,20 +26,7 @@ from tests.tools.fuzz.values import TEXTS, VALUES, dump
 TOKEN = "secret-token"
 _WAIT = 20.0  # seconds; other processes may have the cores
 _NONE = 444  # the status of no answer
-METHODS = (
-    b"GET",
-    b"GET",
-    b"POST",
-    b"POST",
-    b"HEAD",
-    b"OPTIONS",
-    b"PUT",
-    b"DELETE",
-    b"TRACE",
-    b"CONNECT",
-    b"get",
-    b"\xff",
-)
+METHODS = (*b"GET GET POST POST HEAD OPTIONS PUT DELETE TRACE CONNECT get".split(), b"\xff")
 PATHS = (
     b"/", b"", b"/run.json", b"/report.html", b"/report.html", *[b"/answers"] * 9, b"/page.js",
     b"/page.css/", b"//", b"/../etc/passwd", b"/%2e%2e/%2e%2e/etc/passwd", b"/..%2f..%2fetc%2fpasswd", b"/%00", b"/%ff",
@@ -53,10 +40,10 @@ HEADERS = (
     b"Connection: close", b"Connection: upgrade\r\nUpgrade: websocket", b"Upgrade: h2c", b"Range: bytes=0-1,1-2",
     b"Range: bytes=99999999999-", b"Range: bytes=-" + b"9" * 5000, b"If-Range: x", b"X-Forwarded-Host: evil.example",
     b"X-Forwarded-Proto: https", b"X-Forwarded-For: 10.0.0.1, \xff", b"Forwarded: host=evil.example",
-    b"X: " + b"x" * 9000,
-    b"X:\xff\x00", b" folded", b"No colon", b"Content-Length: 5", b"Content-Length: 5, 6", b"Content-Length: -1",
-    b"Content-Length: " + b"9" * 30, b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked", b"Cookie: a=b",
-    b"Accept-Encoding: gzip", b"Content-Encoding: gzip", b"TE: trailers", b"Proxy: x", b"Authorization: Basic x",
+    b"X: " + b"x" * 9000, b"X:\xff\x00", b" folded", b"No colon", b"Content-Length: 5", b"Content-Length: 5, 6",
+    b"Content-Length: -1", b"Content-Length: " + b"9" * 30, b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked",
+    b"Cookie: a=b", b"Accept-Encoding: gzip", b"Content-Encoding: gzip", b"TE: trailers", b"Proxy: x",
+    b"Authorization: Basic x",
 )  # fmt: skip
 BODIES = (
     b"", b"\xff\xfe{", b"\x00", b"[" * 100_000, b'{"a":' * 50_000, b'{"question": "q", "question": "r"}',
@@ -171,26 +158,17 @@ def web_cases(draw: Callable[..., Any]) -> Case:
     framing = draw(st.sampled_from(["length", "length", "chunked", "less", "more", "broken", "none"]))
     if framing in ("chunked", "broken"):
         fields.append(b"Transfer-Encoding: chunked")
-        size = (
-            b"%x" % len(body)
-            if framing == "chunked"
-            else draw(st.sampled_from([b"zz", b"-1", b"f" * 40, b"1;x=" + body]))
-        )
-        body = (
-            size
-            + b"\r\n"
-            + body
-            + b"\r\n0\r\n"
-            + draw(st.sampled_from([b"\r\n", b"X: 1\r\n\r\n", b"\r", b"\x00\r\n\r\n"]))
-        )
+        broken = st.sampled_from([b"zz", b"-1", b"f" * 40, b"1;x=" + body])
+        size = b"%x" % len(body) if framing == "chunked" else draw(broken)
+        end = draw(st.sampled_from([b"\r\n", b"X: 1\r\n\r\n", b"\r", b"\x00\r\n\r\n"]))
+        body = b"\r\n".join([size, body, b"0", end])
     elif framing != "none":
         fields.append(b"Content-Length: %d" % max(0, len(body) + {"less": -3, "more": 3}.get(framing, 0)))
     method, path = draw(st.sampled_from(METHODS)), draw(st.sampled_from(PATHS))
     version = draw(st.sampled_from([b"HTTP/1.1"] * 20 + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9", b""]))
     sent = b"\r\n".join([b" ".join([method, b"/" + token.encode() + path, version]), *fields, b"", body])
-    sent = sent * draw(st.sampled_from([1, 1, 1, 2])) + draw(
-        st.sampled_from([b"", b"", b"GET", b"\x16\x03\x01", b"\r\n" * 9])
-    )
+    sent *= draw(st.sampled_from([1, 1, 1, 2]))
+    sent += draw(st.sampled_from([b"", b"", b"GET", b"\x16\x03\x01", b"\r\n" * 9]))
     if draw(st.integers(0, 7)) == 0:
         sent = sent[: draw(st.integers(0, min(len(sent), 400)))]
     at = draw(st.integers(0, min(len(sent), 300)))
