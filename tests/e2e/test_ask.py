@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import MismatchError
+from msa_lite.errors import BusyError, MismatchError
 from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.evals.engine.generate import generate
 from msa_lite.evals.scores import records
 from msa_lite.evals.scores.records import ANSWERS_FILE, write_records
-from msa_lite.io.finished.seal import add_files
+from msa_lite.io.finished.seal import add_files, in_use
 from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.ask import open_panel
 from tests.e2e.conftest import CallCli, hashes, read_lines, tiny_recipe, write_recipe
@@ -35,12 +35,17 @@ def scored(run: Path, question: str) -> dict[str, str]:
     return {m: next(r["generated"] for r in scored_records(run, m) if r["question"] == question) for m in models}
 
 
+def assert_held(run: Path) -> None:
+    with pytest.raises(BusyError), in_use(run, alone=True):
+        pass
+
+
 @pytest.mark.parametrize("place", ["", "baselines/task_vector"])
 def test_the_models_answer_as_in_their_scores_and_nothing_is_written(place: str, finished: Path) -> None:
     folder, before = finished / place, hashes(finished)
     assert open_run(folder).home == finished.resolve()
     for record in scored_records(folder, "unlearned")[:2]:
-        answers = msa_lite.ask(folder, record["question"])
+        answers = msa_lite.ask(folder, record["question"], lambda *_: assert_held(folder))
         assert answers.answers == scored(folder, record["question"])
         assert list(answers.answers) == ["target", "unlearned", "ideal"]
     assert hashes(finished) == before
@@ -74,7 +79,9 @@ def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(
 ) -> None:
     questions = [record["question"] for record in scored_records(finished, "target")[:2]]
     lines = f"{questions[0]}\n\n{'where ' * 9000}\n{questions[1]}\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    stdin = io.StringIO(lines)
+    monkeypatch.setattr("sys.stdin", stdin)
+    monkeypatch.setattr(stdin, "isatty", lambda: bool(assert_held(finished)))
     status, out, err = call_cli("ask", finished, "--json")
     objects = [json.loads(line) for line in out.splitlines()]
     assert [item["question"] for item in objects] == questions

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import MismatchError
+from msa_lite.errors import BusyError, MismatchError
+from msa_lite.io.finished.seal import in_use
 from msa_lite.pipeline.verbs.ask import open_panel
 from msa_lite.strengths import Strengths
 from msa_lite.web.facts import page_facts
@@ -78,6 +79,8 @@ def answers(events: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def test_answers_are_those_of_the_scores_token_by_token(address: str, finished: Path) -> None:
+    with pytest.raises(BusyError, match="a page of this run is open"), in_use(finished, alone=True):
+        pass
     events = ask(address, first_row(finished)["question"])
     assert answers(events) == {name: generated(finished, name) for name in MODELS}
     for name, answer in answers(events).items():

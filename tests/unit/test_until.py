@@ -305,7 +305,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
         if label == "moved":
             patch.setattr("msa_lite.train.fit.until.os.replace", _move_one())
         if label == "worse":
-            patch.setattr("msa_lite.train.fit.until.shutil.rmtree", Mock(side_effect=Killed))
+            patch.setattr("msa_lite.train.fit.until.shutil", Mock(rmtree=Mock(side_effect=Killed)))
         with pytest.raises(Killed):
             fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(step, label))
     steps: list[tuple[str, int]] = []
