@@ -11,8 +11,14 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _PATIENCE = 10.0  # seconds within which a whole request has to come
-_MOST = 500  # connections that wait for their request: several bursts; both fit into 1,024 open files
 _BURST = 150  # connections that are taken at once, before any of them is read
+try:
+    from resource import RLIMIT_NOFILE, getrlimit
+
+    _FILES = getrlimit(RLIMIT_NOFILE)[0]  # that may be open; 256 on macOS; -1: no limit
+except ImportError:  # Windows
+    _FILES = -1
+_MOST = min(500, max(20, _FILES - _BURST - 50)) if _FILES > 0 else 500  # connections that wait for their request
 _UNENDED = (h11.IDLE, h11.SEND_BODY)  # states of a client whose request is not whole
 _CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _PAGE = f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; {_CLOSED}"
@@ -56,7 +62,8 @@ def _is_own(scope: Any) -> bool:
     site, origin = headers.get("sec-fetch-site", "same-origin"), headers.get("origin")
     if scope["method"] in ("GET", "HEAD") and (site == "none" or headers.get("sec-fetch-mode") == "navigate"):
         return True
-    return site == "same-origin" and origin in (None, f"http://{headers.get('host')}")
+    # A tunnel may add encryption on the way.
+    return site == "same-origin" and (origin is None or origin.partition("://")[2] == headers.get("host"))
 
 
 class Connection(H11Protocol):

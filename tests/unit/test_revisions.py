@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msa_lite.cli import main
 from msa_lite.errors import MsaError, RecipeError, UsageError
 from msa_lite.evals.benchmarks.dataset import split_revision
-from msa_lite.io.files.addresses import AddressError, model_name, split_configuration
+from msa_lite.io.files.addresses import AddressError, holds_secret, model_name, split_configuration
 from msa_lite.io.files.reading import read_yaml
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.io.weights.hub import find_branch, is_number, is_remote, split_name
@@ -177,8 +177,23 @@ SECRETS = [
     "https://me:S3cret@huggingface.co/org/name", "https://S3cret@huggingface.co/org/name", "s3://KEY:S3cret@bucket/x",
     "s3://KEY:ab/S3cret@bucket/x", "git+https://me:S3cret@github.com/a/b", "me:S3cret@huggingface.co/org/name",
     f"{HUB}?token=S3cret", "https://host/x.jsonl?a=b&X-Amz-Signature=S3cret", f"{HUB}#access_token=S3cret",
-    "org/name@hf_S3cretAbCdEfGhIjKlMnOpQr",
+    "org/name@hf_S3cretAbCdEfGhIjKlMnOpQr", f"{HUB}?%74oken=S3cret", f"{HUB}?a[token]=S3cret", "hf.co/a/b?key=S3cret",
+    "https:/me:S3cret@host/x", f"{HUB}?bearer=S3cret", "out/x.jsonl?X-Amz-Signature=S3cret",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "org/name@v1", "org/name:config@v1", "x.csv:config@v1.example", "C:\\me@work\\x.csv", "C:/me@work/x.csv",
+        "/data/me@host.example/x", "runs/10:30@v1", "git@hf.co:org/name", "ssh://git@hf.co/org/name", f"{HUB}@v1",
+        "file:///data/x", "http://localhost:11434/v1", "http://[::1]:8000/v1", f"{HUB}?download=true",
+        f"{HUB}?max_tokens=20&tokenizer=x", "hf://datasets/org/name@refs%2Fpr%2F1/x.jsonl", "year=2024/x.parquet",
+        "Contact:jane@example.org", "mailto:jane@example.org", "hf_model_of_a_long_name_for_llama", "https://h/@me/x:y@z",
+    ],
+)  # fmt: skip
+def test_ordinary_addresses_hold_no_secret(address: str) -> None:
+    assert not holds_secret(address)
 
 
 @pytest.mark.parametrize("address", SECRETS)

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import runpy
 import signal
 import socket
 import stat
@@ -164,6 +165,8 @@ REQUESTS = [
     (ASK + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n[]", 403),
     (ASK + b"Origin: null\r\nContent-Length: 2\r\n\r\n[]", 403),
     (ASK + b"Origin: http://127.0.0.1\r\nContent-Length: 2\r\n\r\n[]", 400),
+    (ASK + b"Origin: https://127.0.0.1\r\nContent-Length: 2\r\n\r\n[]", 400),
+    (ASK + b"Origin: http://127.0.0.1:1\r\nContent-Length: 2\r\n\r\n[]", 403),
     (ASK + b"Sec-Fetch-Site: cross-site\r\nContent-Length: 2\r\n\r\n[]", 403),
     (ASK + b"Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\nContent-Length: 2\r\n\r\n[]", 403),
     (ASK + b"Sec-Fetch-Site: same-origin\r\nContent-Length: 2\r\n\r\n[]", 400),
@@ -220,6 +223,12 @@ def test_strangers_who_never_end_their_requests_keep_nobody_out(port: int, monke
             assert response.status == 200
         assert sum(map(is_open, strangers)) <= 20
         assert next(events(owner)) == {"ahead": 0}
+
+
+def test_connections_leave_room_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, most in ((256, 56), (1024, 500), (-1, 500)):
+        monkeypatch.setattr("resource.getrlimit", lambda kind, limit=limit: (limit, -1))
+        assert runpy.run_path(str(guard.__file__))["_MOST"] == most
 
 
 def is_open(connection: socket.socket, wait: float = 0.0) -> bool:

@@ -51,7 +51,7 @@ class Server:
             return
         if not self.key:
             raise UsageError(
-                f"a judge of kind 'openai' needs a key in the environment: set {KEY}"
+                f"a judge of kind 'openai' needs a key: set {KEY} in the environment, to any word if none is needed"
                 if self.key_name == KEY
                 else "judge.key_env: the environment has no variable of this name"  # it may be a key by mistake
             )
@@ -96,8 +96,8 @@ def check_consent(settings: JudgeSettings, accept: bool = False) -> None:
     gets = server.gets(settings.model_name, "questions about the data, right answers and models' answers")
     raise allowed_by(
         UsageError(
-            f"only the recipe names this server: {gets}. If you trust it, name it yourself in the environment, as "
-            f"{BASE_URL}={server.address}, with a key, if it needs one, as {KEY}; `msa-lite run` also takes --accept"
+            f"only the recipe names this server: {gets}. If you trust it, `msa-lite run` takes --accept. All commands "
+            f"take {BASE_URL}={server.address} in the environment, whose {settings.key_env or KEY} then goes there"
         ),
         "--accept",
     )

@@ -29,15 +29,13 @@ _REFUSED = (
     "login` or HF_TOKEN opens private repositories; the key of a judge comes from the environment"
 )
 _SECRET = re.compile(
-    r"://(?!git@)[^\s/?#]*@"  # a login; git@ is everybody's
+    r"(?:://|\bhttps?:/?)(?!git@)[^\s/?#]*@"  # a login; git@ is everybody's
     r"|://[^\s/?#@:]*:(?!\d{0,5}(?:[/?#]|$))\S{0,500}@"  # a password with a slash in it
-    r"|(?:^|=)[^\s/:@=]{1,200}:(?!//)[^\s@]{1,200}@(?:[\w-]{1,63}\.){1,9}[a-z]{2,}(?:[:/]|$)"  # a login, no scheme
-    r"|\b(?:hf_|gh[pousr]_|glpat-|sk-(?:\w{1,9}-)?)[a-z0-9]{20,}",  # a token as the Hub and others write it
-    re.IGNORECASE,
-)
-_SECRET_PARAMETER = re.compile(
-    r"[?&#;](?:[\w.%-]{0,40}(?:token|secret|passw|signature|credential|access.?key|api.?key)[\w.%-]{0,40}"
-    r"|(?:[\w%-]{0,40}[-_.])?(?:key|sig|pwd|pass|auth))=",
+    r"|(?:^|=)[^\s/:@=]{1,200}:(?!//)[^\s@]{1,200}@(?:[\w-]{1,63}\.){1,9}[a-z]{2,}[:/]"  # a login, no scheme
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|gsk_|glpat-|sk-(?:\w{1,9}-){0,2})[a-z0-9]{20,}"  # a token as servers write it
+    # A parameter. Files keep it in their names as they are downloaded.
+    r"|[?&#;](?:[\w.\[\]-]{0,40}(?:token(?!s|iz)|secret|passw|signature|credential|access.?key|api.?key)[\w.\[\]-]{0,40}"
+    r"|(?:[\w-]{0,40}[-_.])?(?:key|sig|sas|pwd|pass|auth|authorization|bearer|jwt))=\S",
     re.IGNORECASE,
 )
 
@@ -64,7 +62,7 @@ class Address:
 
 def holds_secret(text: str) -> bool:
     """Check whether a text is an address with a login, password or token in it."""
-    return bool(_SECRET.search(text) or ("://" in text and _SECRET_PARAMETER.search(text)))
+    return bool(_SECRET.search(text) or ("%" in text and _SECRET.search(unquote(text))))
 
 
 def check_secrets(value: Any, kind: type[MsaError] = UsageError, where: str = "") -> None:

@@ -45,6 +45,11 @@ HEADERS = (
     b"Cookie: a=b", b"Accept-Encoding: gzip", b"Content-Encoding: gzip", b"TE: trailers", b"Proxy: x",
     b"Authorization: Basic x",
 )  # fmt: skip
+HARMLESS = (
+    b"Accept-Encoding: gzip", b"Cookie: a=b", b"Origin: http://localhost", b"Origin: https://localhost", b"DNT: 1",
+    b"Sec-Fetch-Site: same-origin", b"X-Forwarded-Host: evil.example", b"TE: trailers", b"Connection: close",
+    b"Authorization: Basic x", b"X-Forwarded-For: 10.0.0.1, \xff", b"X-Forwarded-Proto: https", b"Accept: */*",
+)  # fmt: skip
 BODIES = (
     b"", b"\xff\xfe{", b"\x00", b"[" * 100_000, b'{"a":' * 50_000, b'{"question": "q", "question": "r"}',
     b'{"question": "\\ud800"}', b'{"question": "q", "strengths": {"alpha": 1' + b"0" * 5000 + b"}}",
@@ -143,10 +148,14 @@ def play(pieces: list[bytes], end: str) -> tuple[Outcome, list[str]]:
 @st.composite
 def web_cases(draw: Callable[..., Any]) -> Case:
     """A request to the server."""
-    if draw(st.integers(0, 15)) == 0:
-        path = draw(st.sampled_from([b"/", b"/report.html", b"/page.js", b"/colours.css"]))
-        sent = b"GET /" + TOKEN.encode() + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        return Case("web", {}, [], act=lambda root: play([sent], "wait"))
+    if draw(st.integers(0, 2)) == 0:  # a sound one
+        path = draw(st.sampled_from([b"/", b"/report.html", b"/page.js", b"/colours.css", b"/answers", b"/answers"]))
+        fields = draw(st.lists(st.sampled_from(HARMLESS), max_size=3, unique=True))
+        body = dump({"question": draw(st.sampled_from(TEXTS)) + "?"}).encode() if path == b"/answers" else b""
+        line = (b"POST" if body else b"GET") + b" /" + TOKEN.encode() + path + b" HTTP/1.1"
+        start = [line, b"Host: localhost", b"Content-Type: application/json", b"Content-Length: %d" % len(body)]
+        sent = b"\r\n".join([*start, *fields, b"", body])
+        return Case("web", {}, [], edits=[repr(sent[:600])], act=lambda root: play([sent], "wait"))
     token = draw(st.sampled_from([*[TOKEN] * 9, "wrong", TOKEN[:-1], "", f"x/../{TOKEN}", TOKEN.upper()]))
     fields = draw(st.just([]) | st.lists(st.sampled_from(HEADERS), max_size=3))
     if draw(st.integers(0, 5)):
