@@ -149,8 +149,8 @@ def seal_anew(path: Path) -> list[tuple[Path, bytes]]:
 @pytest.mark.parametrize(
     "options",
     [
+        ("--cases", "60", "--each", "1", "--few", "--kills", "0", "--only", "merge", "--only", "kill merge"),
         ("--each", "1", "--few", "--kills", "0", "--only", "kill plain run"),
-        ("--each", "3", "--kills", "0", "--only", "kill merge", "--only", "kill merge --as adapter"),
         *(
             pytest.param(options, marks=pytest.mark.slow)
             for options in (

@@ -43,43 +43,20 @@ KEYS = (
 )  # fmt: skip
 ARGUMENTS = {
     "--max-memory": [
-        "1",
-        "0",
-        "-5",
-        "200MB",
-        "1TB",
-        "512mb",
-        "1.5GiB",
-        "9" * 310,
-        "1e400GB",
-        "",
-        "MB",
-        "9" * 5000 + "GB",
-        "nan",
+        "1", "0", "-5", "200MB", "1TB", "512mb", "1.5GiB", "9" * 310, "1e400GB", "", "MB", "9" * 5000 + "GB", "nan",
     ],
     "--dtype": ["same", "float32", "bfloat16", "float16", "float64", "", "F32", "\u0130"],
     "--rounding": ["nearest", "stochastic", "up", ""],
     "--out": [
-        "out",
-        "",
-        ".",
-        "..",
-        "target",
-        "target/out",
-        "file/out",
-        "new/deep/out",
-        "a" * 300,
-        "~nobody/x",
-        "out/",
-        "link",
-        "-",
+        "out", "", ".", "..", "target", "target/out", "file/out", "new/deep/out", "a" * 300, "~nobody/x", "out/",
+        "link", "-",
     ],
     "--target": ["target", "", "nowhere", "a" * 300, "~nobody/x", "file", "..", "forget", "a/b@c", "\u00e9", "prior"],
     "--forget": ["forget", "", "target", "prior", "file", "~nobody/x", "retain", "no/such@rev"],
     "--prior": ["prior", "target", "", "file", "forget"],
     "--alpha": ["1", "0", "-0.0", "-1", "1e-300", "1e300", "nan", "inf", "1e400", "x", "", "9" * 400, "1_0", "0x1"],
     "--beta": ["1", "0", "-1", "nan", "inf", "1e300", "0.25"],
-}
+}  # fmt: skip
 
 
 def _is_sound(item: Any) -> bool:
@@ -109,9 +86,8 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
         pairs[at] = (name, {**item, "shape": draw(same | st.lists(st.sampled_from(NUMBERS), max_size=4))})
     elif what == "offsets":
         start, stop = item["data_offsets"]
-        near = st.sampled_from(
-            [start - 1, start, start + 1, stop, stop + 4, 0, -1, len(data), len(data) + 1, 2**63, 2**64]
-        )
+        ends = [start - 1, start, start + 1, stop, stop + 4, 0, -1, len(data), len(data) + 1, 2**63, 2**64]
+        near = st.sampled_from(ends)
         pairs[at] = (name, {**item, "data_offsets": draw(st.lists(near, min_size=2, max_size=2) | VALUES)})
     elif what == "name":
         pairs[at] = (draw(st.sampled_from([*NAMES, "y" * 100_000]) | st.text(max_size=20)), item)
@@ -122,17 +98,12 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
     elif what == "add":
         kind = draw(st.sampled_from(DTYPES))
         end = len(data)
-        pairs.append(
-            (
-                draw(st.sampled_from(["extra.weight", *NAMES])),
-                {"dtype": kind, "shape": [8], "data_offsets": [end, end + 8]},
-            )
-        )
+        new = {"dtype": kind, "shape": [8], "data_offsets": [end, end + 8]}
+        pairs.append((draw(st.sampled_from(["extra.weight", *NAMES])), new))
         data += bytes(8)
     elif what == "metadata":
-        pairs = [p for p in pairs if p[0] != "__metadata__"] + [
-            ("__metadata__", draw(VALUES | st.dictionaries(st.text(), st.text())))
-        ]
+        metadata = draw(VALUES | st.dictionaries(st.text(), st.text()))
+        pairs = [*(p for p in pairs if p[0] != "__metadata__"), ("__metadata__", metadata)]
     elif what == "length":
         length = draw(st.sampled_from([0, 1, 7, 8, 99, 10**8, 10**8 + 1, 2**31, 2**63, 2**64 - 1]))
     elif what == "tail":
@@ -160,9 +131,8 @@ def renamed_shard(draw: Draw, folder: Folder) -> tuple[Folder, str]:
 def folder_edits(draw: Draw, folder: Folder) -> tuple[Folder, str]:
     """Return a folder with one hostile edit, and what it was."""
     folder = copied(folder)
-    what = draw(
-        st.sampled_from(["header", "header", "header", "document", "document", "damage", "special", "extra", "rename"])
-    )
+    kinds = ["header", "header", "header", "document", "document", "damage", "special", "extra", "rename"]
+    what = draw(st.sampled_from(kinds))
     documents = sorted(name for name, value in folder.documents.items() if not isinstance(value, bytes))
     if what == "header" and folder.shards:
         name = draw(st.sampled_from(sorted(folder.shards)))
@@ -176,11 +146,8 @@ def folder_edits(draw: Draw, folder: Folder) -> tuple[Folder, str]:
         return folder, f"{name}: {json.dumps(folder.documents[name])[:3000]}"
     names = [*sorted(folder.shards), *sorted(folder.documents)]
     if what == "extra" or not names:
-        name = draw(
-            st.sampled_from(
-                [*NAMES, *SHARD_NAMES, "x.json", "x.txt", "x\udcff.json", "x.bin", "modeling_x.py", "x.jinja"]
-            )
-        )
+        more = ("x.json", "x.txt", "x\udcff.json", "x.bin", "modeling_x.py", "x.jinja")
+        name = draw(st.sampled_from([*NAMES, *SHARD_NAMES, *more]))
         folder.others[name] = draw(st.sampled_from(SPECIALS))
         return folder, f"extra {name[:40]!r}: {folder.others[name]!r:.60}"
     name = draw(st.sampled_from(names))
@@ -208,12 +175,8 @@ def merge_cases(draw: Draw, form: str = "model") -> Case:
         role = draw(st.sampled_from([*parts, "target", "forget"]))
         parts[role], note = draw(folder_edits(parts[role]))
         edits.append(f"{role}: {note}")
-    given = {
-        "--target": "target",
-        "--forget": "forget",
-        "--alpha": draw(st.sampled_from(["1", "0.75", "2.5", "0.01"])),
-        "--out": "out",
-    }
+    alpha = draw(st.sampled_from(["1", "0.75", "2.5", "0.01"]))
+    given = {"--target": "target", "--forget": "forget", "--alpha": alpha, "--out": "out"}
     if kind["retain"]:
         given |= {"--retain": "retain", "--beta": draw(st.sampled_from(["0.5", "1"]))}
     if draw(st.booleans()) or {"full", "dora", "saved"} & set(kind.values()):
@@ -223,30 +186,18 @@ def merge_cases(draw: Draw, form: str = "model") -> Case:
         given |= {"--rounding": draw(st.sampled_from(["nearest", "stochastic"]))}
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         option = draw(st.sampled_from(sorted(ARGUMENTS)))
-        given[option] = draw(
-            st.sampled_from(ARGUMENTS[option])
-            | st.sampled_from([t for t in TEXTS if "\x00" not in t and "\ud800" not in t])
-        )
+        texts = [text for text in TEXTS if "\x00" not in text and "\ud800" not in text]
+        given[option] = draw(st.sampled_from(ARGUMENTS[option]) | st.sampled_from(texts))
         edits.append(f"{option} {given[option][:40]!r}")
     tree: Tree = {b"file": b"a file", b"secret.json": b"{}", b"link": Special("link", "nowhere")}
     for role, folder in parts.items():
         tree |= folder.tree(role)
-    arguments = [
-        "merge",
-        *(word for pair in given.items() for word in pair),
-        *(["--as", "adapter"] if form == "adapter" else []),
-    ]
-    if draw(st.booleans()):
-        arguments.append("--json")
+    arguments = ["merge", *(word for pair in given.items() for word in pair)]
+    arguments += ["--as", "adapter"] if form == "adapter" else []
+    arguments += ["--json"] if draw(st.booleans()) else []
     check = partial(_check_model if form == "model" else _check_adapter, given=given)
-    return Case(
-        f"merge --as {form}",
-        tree,
-        arguments,
-        check,
-        edits,
-        outs=(given["--out"].rstrip("/") or "out", "nowhere"),  # where the link leads
-    )
+    outs = (given["--out"].rstrip("/") or "out", "nowhere")  # where the link leads
+    return Case(f"merge --as {form}", tree, arguments, check, edits, outs=outs)
 
 
 def _parts(given: dict[str, str]) -> dict[str, str]:
@@ -268,14 +219,10 @@ def _check_model(root: Path, outcome: Outcome, given: dict[str, str]) -> Sequenc
 def _companions(root: Path, given: dict[str, str], dtype: str) -> list[str]:
     """Return companion files of the target that are not in the output as they were."""
     target, out = root / given["--target"], root / given["--out"]
+    names = ["tokenizer_config.json", "LICENSE", "generation_config.json", *(["config.json"] * (dtype == "same"))]
     return [
         f"{name}: not as in the target"
-        for name in (
-            "tokenizer_config.json",
-            "LICENSE",
-            "generation_config.json",
-            *(["config.json"] if dtype == "same" else []),
-        )
+        for name in names
         if (target / name).is_file()
         and (not (out / name).is_file() or (out / name).read_bytes() != (target / name).read_bytes())
     ]

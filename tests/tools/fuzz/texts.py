@@ -20,28 +20,21 @@ from tests.tools.fuzz.values import NAMES, TEXTS, VALUES, damaged, edited
 
 Draw = Callable[..., Any]
 RECIPE: dict[str, Any] = {
-    "target": "target",
-    "prior": "prior",
+    "target": "target", "prior": "prior", "output": "out", "seed": 0, "prompt": {"kind": "plain"},
     "forget": {"data": {"path": "forget.jsonl", "format": "qa"}, "alpha": [0.5, 1.0]},
     "retain": {"data": {"path": "retain.jsonl", "sample": "match_forget"}, "beta": "auto"},
     "vector": {
-        "mode": "lora",
-        "lora": {"rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear"},
-        "epochs": 1,
-        "learning_rate": "auto",
-        "weight_decay": 0.01,
-        "warmup_epochs": 1,
-        "batch_size": 4,
-        "max_length": 64,
+        "mode": "lora", "lora": {"rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear"}, "epochs": 1,
+        "learning_rate": "auto", "weight_decay": 0.01, "warmup_epochs": 1, "batch_size": 4, "max_length": 64,
     },
-    "merge": {"dtype": "same", "rounding": "nearest", "as": "model"},
+    "merge": {"dtype": "same", "rounding": "nearest", "as": "model"}, "select": {"validation": 0.25},
     "evaluate": {"holdout": {"path": "holdout.jsonl"}, "max_new_tokens": 6, "limit": 8, "judge": {"kind": "none"}},
-    "select": {"validation": 0.25},
-    "prompt": {"kind": "plain"},
     "columns": {"question": "question", "answer": "answer"},
-    "output": "out",
-    "seed": 0,
-}
+}  # fmt: skip
+OVERRIDES = (
+    "forget.alpha", "vector.lora.rank", "seed", "output", "select", "a..b", "forget.alpha.0", "forget.alpha.9", "x",
+    "vector", "evaluate.limit", "prompt", *NAMES,
+)  # fmt: skip
 KEYS = (
     "history", "tokenizer", "verdict", "baseline", "stages", "model", "forgets", "template", "question", "system",
     "exclude", "points", "score", "compat", "split", "data", "ideal", "0", "",
@@ -85,25 +78,7 @@ def recipe_cases(draw: Draw) -> Case:
     if draw(st.sampled_from([True, False, False])):
         node, edits = yaml.safe_dump(RECIPE).encode(), []
     for _ in range(draw(st.sampled_from([0, 0, 1, 2])) if edits else draw(st.integers(0, 2))):
-        key = draw(
-            st.sampled_from(
-                [
-                    "forget.alpha",
-                    "vector.lora.rank",
-                    "seed",
-                    "output",
-                    "select",
-                    "a..b",
-                    "forget.alpha.0",
-                    "forget.alpha.9",
-                    "x",
-                    "vector",
-                    "evaluate.limit",
-                    "prompt",
-                    *NAMES,
-                ]
-            )
-        )
+        key = draw(st.sampled_from(OVERRIDES))
         value = draw(st.sampled_from([*FRAGMENTS, *TEXTS]) | VALUES.map(lambda value: repr(value)))
         text = f"{key}={value}".replace("\x00", "").encode("utf-8", "ignore").decode()[:100_000]
         arguments.append(text)
@@ -112,28 +87,21 @@ def recipe_cases(draw: Draw) -> Case:
     return Case("recipe", {b"r.yaml": node}, arguments, None, edits, outs=())
 
 
-_PLAIN = {
-    "merge_method": "task_arithmetic",
-    "base_model": "target",
-    "models": [
-        {"model": "target+forget", "parameters": {"weight": -0.75}},
-        {"model": "target+retain", "parameters": {"weight": 0.5}},
-    ],
+_SUM = {"base_model": "target", "dtype": "float32", "out_dtype": "float32"}
+
+
+def _models(weights: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"model": name, "parameters": {"weight": weight}} for name, weight in weights.items()]
+
+
+_PLAIN = _SUM | {
+    "merge_method": "task_arithmetic", "models": _models({"target+forget": -0.75, "target+retain": 0.5}),
     "parameters": {"normalize": False, "lambda": 1.0},
-    "dtype": "float32",
-    "out_dtype": "float32",
-}
-_WHOLE = {
-    "merge_method": "linear",
-    "base_model": "target",
-    "models": [
-        {"model": name, "parameters": {"weight": weight}}
-        for name, weight in (("target", 1.0), ("tuned", -0.75), ("prior", 0.75))
-    ],
+}  # fmt: skip
+_WHOLE = _SUM | {
+    "merge_method": "linear", "models": _models({"target": 1.0, "tuned": -0.75, "prior": 0.75}),
     "parameters": {"normalize": False},
-    "dtype": "float32",
-    "out_dtype": "float32",
-}
+}  # fmt: skip
 _WEIGHTS = st.sampled_from([-2.0, -0.75, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0])
 _STRENGTHS = st.floats(0.01, 3)
 
@@ -143,13 +111,8 @@ def mergekit_cases(draw: Draw) -> Case:
     """A merge in mergekit's form, sound, with other weights, or with hostile edits."""
     document = copy.deepcopy(draw(st.sampled_from([_PLAIN, _WHOLE])))
     tree: Tree = {}
-    for name, folder in (
-        ("target", checkpoint(0)),
-        ("prior", checkpoint(3)),
-        ("tuned", checkpoint(5)),
-        ("forget", adapter(0)),
-        ("retain", adapter(1)),
-    ):
+    parts = {"target": checkpoint(0), "prior": checkpoint(3), "tuned": checkpoint(5)}
+    for name, folder in (parts | {"forget": adapter(0), "retain": adapter(1)}).items():
         tree |= folder.tree(name)
     edits = []
     how = draw(st.sampled_from(["sound", "weights", "hostile", "hostile", "hostile"]))
