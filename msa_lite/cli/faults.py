@@ -19,7 +19,8 @@ _RESUME = "finished stages stay, the same command resumes"
 _PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
 _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
-_ADVICE = _CLOSED | _ODD  # by the system's error about a place
+_FAILED = dict.fromkeys((errno.EIO, errno.ESTALE), "the disk, or the way to it, fails; check it")
+_ADVICE = _CLOSED | _ODD | _FAILED  # by the system's error about a place
 _HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
 GONE_OPTIONS = {
     "attack --budget": "give fewer rows (attack.rows=20), or name attacks",

@@ -56,6 +56,8 @@ def missing_recipe(name: str, key: str, shipped: Iterable[str], kind: str) -> Us
         inside = path / "recipe.yaml"
         hint = f"name its recipe: {inside}" if inside.is_file() else "name a recipe's file"
         return UsageError(f"{name}: is a folder; {hint}")
+    if os.path.lexists(path):
+        return UsageError(f"{name}: is no file but a pipe, a device, or a link to nothing")
     near = _near(key, shipped)
     if not name.endswith(RECIPE_ENDINGS) and not name.startswith((".", "~", "/")):
         hint = f" (did you mean {near}?)" if near else ""

@@ -253,6 +253,7 @@ def fault_of(number: int) -> OSError:
         (fault_of(errno.EACCES), 4, "error: run/x.tmp: Permission denied; you need the right", True),
         (fault_of(errno.EPERM), 4, "error: run/x.tmp: Operation not permitted; you need the right", True),
         (fault_of(errno.EROFS), 4, "error: run/x.tmp: Read-only file system; you need the right", True),
+        (fault_of(errno.EIO), 4, "error: run/x.tmp: Input/output error; the disk", True),
         (fault_of(errno.ENOTDIR), 4, "error: run/x.tmp: Not a directory; choose another place", True),
     ],
 )  # fmt: skip

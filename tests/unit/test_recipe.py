@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, is_dataclass
 from operator import attrgetter
@@ -208,6 +209,7 @@ def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(
     [
         ("my-request.yaml", ["no such file: my-request.yaml", "{place}", "'my-requst.yaml'"]),
         ("sub", ["is a folder", "sub/recipe.yaml"]),
+        ("link.yaml", ["link.yaml: is no file but"]),
         ("tofu/forget11", ["did you mean 'tofu/forget10'", "msa-lite recipes list"]),
     ],
 )
@@ -218,6 +220,7 @@ def test_a_recipe_that_is_not_there_is_told_with_the_folder_and_near_names(
     for file in ("my-requst.yaml", "sub/recipe.yaml"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("target: t\n")
+    (tmp_path / "link.yaml").symlink_to(os.devnull)
     with pytest.raises(UsageError) as raised:
         load_recipe(name)
     message = str(raised.value)

@@ -219,6 +219,18 @@ def test_a_hash_is_kept_only_while_nobody_writes_to_the_file(tmp_path: Path, mon
         assert hash_file(path) == hashes[-1]  # it is not read again
 
 
+def test_a_file_that_was_just_written_is_hashed_again_however_long_the_first_time_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("one")
+    times = [(tmp_path / "a").stat().st_ctime_ns]
+    whole = hashlib.sha256
+    monkeypatch.setattr(time, "time_ns", lambda: times[-1])
+    monkeypatch.setattr(hashlib, "sha256", lambda: times.append(times[-1] + 10**10) or whole())
+    assert [hash_file(tmp_path / "a") for _ in range(2)] == [whole(b"one").hexdigest()] * 2
+    assert len(times) == 3
+
+
 def test_a_kept_value_that_is_not_as_it_was_written_counts_as_missing(tmp_path: Path) -> None:
     kept = Cache(tmp_path / "kept.sqlite", "remove it")
     kept.keep({"a": "one", "b": "two", "c": "drei"})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import DATE_STRING, encode_start, open_tokenizer, render_chat, without_special
+from msa_lite.data.tokenizers import encode_plain
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import NONE, OURS, Ask, JudgeWording, load_wording
 from msa_lite.evals.judge.server import find_server
@@ -184,4 +185,4 @@ def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
 
 def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     text = render_chat(tokenizer, messages, add_generation_prompt=True, date_string=DATE_STRING)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode_plain(tokenizer, text)

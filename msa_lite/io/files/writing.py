@@ -75,17 +75,22 @@ def digest(value: Any) -> str:
 def hash_file(path: Path) -> str:
     """Return the SHA-256 (hex) of a file's content. Raise FormatError for what cannot be opened or is no file.
 
-    A process reads a file once, as long as nobody writes to it: its time of change tells, which nobody can set.
+    Raise OSError with the path when the disk fails. A process reads a file once, as long as nobody writes to it: its
+    time of change tells, which nobody can set. What somebody writes through a memory map shows late.
     """
     with open(open_file(path), "rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         mark = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         if mark in _hashes:
             return _hashes[mark]
+        is_settled = time.time_ns() - max(mark[3:]) > _SETTLED  # before it is read: a write meanwhile has another time
         state = hashlib.sha256()
-        while chunk := stream.read(_CHUNK):
-            state.update(chunk)
-    if time.time_ns() - max(mark[3:]) - _SETTLED > 0:
+        try:
+            while chunk := stream.read(_CHUNK):
+                state.update(chunk)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    if is_settled:
         _hashes[mark] = state.hexdigest()
     return state.hexdigest()
 

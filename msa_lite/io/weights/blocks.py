@@ -142,14 +142,14 @@ def holds_rows(copy: TensorEntry, original: TensorEntry, count: int) -> bool:
 def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:
     """Fill `buffer` from `offset`. One pread may return a part only, so it is called until all is there.
 
-    path: what messages name. Raise FormatError when the file ends early, or cannot be read.
+    path: what messages name. Raise FormatError when the file ends early, OSError with the path when the disk fails.
     """
     position = 0
     while position < len(buffer):
         try:
             count = os.preadv(handle, [buffer[position:]], offset + position)
         except OSError as error:
-            raise FormatError(f"{path}: cannot be read at byte {offset + position} ({error.strerror})") from error
+            raise OSError(error.errno, error.strerror, str(path)) from error
         if count == 0:
             raise FormatError(
                 f"{path}: the file ended {len(buffer) - position} bytes early while a tensor was read; is it still "

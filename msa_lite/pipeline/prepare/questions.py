@@ -21,6 +21,7 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.evals.engine.answers import normalise
 from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
+from msa_lite.io.files.writing import digest
 from msa_lite.recipe import SETS, Data, Recipe
 from msa_lite.settings import Columns
 
@@ -356,7 +357,8 @@ def _content(row: Row) -> tuple[str, ...]:
 
 
 def _words(text: str) -> str:
-    return normalise(text) or text.strip()
+    """Return a hash of the words of a text, which is shorter than a book."""
+    return digest(normalise(text) or text.strip())
 
 
 class RetainRows(NamedTuple):

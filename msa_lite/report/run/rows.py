@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 _WIDTH = 78
+_READ = 4000  # characters of a text that may be a book
 _LINES = 2  # shown of each answer
 _MARGIN = 12  # columns for the model's name
 
@@ -37,7 +38,7 @@ def example_block(example: SideBySide) -> str:
 
 def _cut(name: str, text: str) -> str:
     """Return a text beside a name, in at most two lines."""
-    line = clean(text) or "(nothing)"
+    line = clean(text.strip()[:_READ]) or "(nothing)"
     lines = textwrap.wrap(line, _WIDTH - _MARGIN - 1, max_lines=_LINES, placeholder=" …")
     return f"{name:<{_MARGIN}} " + f"\n{'':{_MARGIN + 1}}".join(lines)
 
