@@ -21,7 +21,7 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark
 from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.files.writing import canonical_json, write_json, write_text
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
-from msa_lite.io.finished.seal import MANIFEST, load_manifest, verify_folder
+from msa_lite.io.finished.seal import MANIFEST, folder_faults, load_manifest
 from msa_lite.report import REPORT_FILE, load_report
 from msa_lite.report.run.choice import (
     CHOICE_FILE,
@@ -92,9 +92,7 @@ class ScoredFolder:
         """Remove candidates that a stopped choice has left: all folders but `names`."""
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
-                (path / REPORT_FILE).unlink(
-                    missing_ok=True
-                )  # first: without it, what a kill leaves counts as not scored
+                (path / REPORT_FILE).unlink(missing_ok=True)  # first: what a kill leaves counts as not scored
                 shutil.rmtree(path)
 
     def missing(self, names: Sequence[str]) -> list[str]:
@@ -154,7 +152,7 @@ def scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != value for key, value in json.loads(canonical_json(scored_by)).items()):
         return {}
-    changed = {IDEAL, *(fault.partition("/")[0] for fault in verify_folder(out))}
+    changed = {IDEAL, *(name.partition("/")[0] for name in folder_faults(out))}
     return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name not in changed}
 
 

@@ -16,7 +16,16 @@ from typing import Any, Literal
 
 from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, allowed_by, at_most, join_faults
 from msa_lite.io.files.reading import read_object
-from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, manifest_text, verify_folder
+from msa_lite.io.finished.seal import (
+    CARD_FILE,
+    MANIFEST,
+    MERGEKIT_FILE,
+    NOT_OURS,
+    STRANGE,
+    folder_faults,
+    load_manifest,
+    manifest_text,
+)
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, TEMPLATES, name_in
@@ -43,7 +52,6 @@ _ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 _CONFIGS = ("*config.json", "special_tokens_map.json", INDEX_FILE)  # vocabularies may hold any text
 _TEXTS = ("LICENSE*", "NOTICE*", "chat_template*", TEMPLATES, CODE)
 _NEVER_SENT = {CARD_FILE, MERGEKIT_FILE, "rows.jsonl", "train_log.jsonl", "course.json"}
-_STRANGE = ": not in the manifest"
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def make_contents(folder: Path, options: PublishOptions, ask: Callable[[str], bo
     folder = _find_folder(folder, options.form)
     manifest = load_manifest(folder)
     if manifest is None:
-        raise MismatchError(join_faults(f"{folder}: differs from its manifest:", verify_folder(folder)))
+        raise MismatchError(f"{folder}: differs from its manifest: {MANIFEST}: {NOT_OURS}")
     _check_kind(folder, manifest, options)
     kind: Literal["model", "adapter"] = "adapter" if (folder / ADAPTER_CONFIG).is_file() else "model"
     is_vector = manifest["kind"] == "vector"
@@ -217,11 +225,10 @@ def _with_licence(
 
 def _check_files(folder: Path, faults: Faults, cautions: list[str]) -> None:
     """Gather what differs from the manifest. Files beside those that msa-lite wrote are not sent."""
-    differing = verify_folder(folder)
-    strange = [fault.removesuffix(_STRANGE) for fault in differing if fault.endswith(_STRANGE)]
-    edited = [fault for fault in differing if fault.startswith(f"{CARD_FILE}: ")]
-    broken = [fault for fault in differing if fault not in edited and not fault.endswith(_STRANGE)]
-    if edited:
+    differing = folder_faults(folder)
+    strange = [name for name, fault in differing.items() if fault == STRANGE]
+    broken = [f"{name}: {fault}" for name, fault in differing.items() if name not in (CARD_FILE, *strange)]
+    if CARD_FILE in differing:
         cautions.append(f"the card is written anew; changes that you made in {CARD_FILE} do not go along")
     if broken:
         faults.append(MismatchError(join_faults(f"{folder}: differs from its manifest:", broken)))

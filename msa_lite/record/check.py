@@ -213,7 +213,7 @@ def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verificat
     strange = {
         path: name
         for name, path in entries(folder).items()
-        if path not in known and not path.name.endswith(".lock") and stages.keys().isdisjoint((path, *path.parents))
+        if path not in known and not _is_lock(path) and stages.keys().isdisjoint((path, *path.parents))
     }
     for home in {folder, *homes}:
         with suppress(MsaError):  # no run, or a damaged list, which is one of these files itself
@@ -226,6 +226,10 @@ def verify(folder: Path, allowed_signers: str | Path | None = None) -> Verificat
         {str(home.relative_to(folder)): check for home, check in checks.items()},
         [*strange.values()],
     )
+
+
+def _is_lock(path: Path) -> bool:
+    return path.name.endswith(".lock") and path.is_file() and not path.stat().st_size
 
 
 def check_record(folder: Path, allowed_signers: str | Path | None = None) -> RecordCheck:

@@ -540,12 +540,14 @@ def test_a_record_that_is_not_of_this_model_is_told_everywhere(name: str, run: P
 
 def test_what_is_absent_or_without_a_hash_is_named(run: Path) -> None:
     (run / "notes.txt").write_text("mine")
+    (run / "rows.lock").write_text("mine")
+    (run / ".target.lock").touch()
     (run / "verdict.json").unlink()
     (run / "model").rename(run.parent / "elsewhere")
     done = verify(run)
     assert done.exception is None
     assert f"note: {run}: verdict.json, model/manifest.json, model/: not here, so not compared" in done.stdout
-    assert "nothing here has the hash of: notes.txt, target/config.json" in done.stdout
+    assert "nothing here has the hash of: notes.txt, rows.lock, target/config.json" in done.stdout
     assert "notes.txt" in json.loads(verify(run, "--json").stdout)["unsealed"]
     (run / "model").symlink_to(run.parent / "elsewhere")  # as on another disk
     assert f"{run / 'model'}: every file has its manifest's hash" in verify(run).stdout

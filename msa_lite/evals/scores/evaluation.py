@@ -26,7 +26,7 @@ from msa_lite.io.files.cache import Cache
 from msa_lite.io.files.reading import local_path
 from msa_lite.io.files.writing import canonical_json, digest
 from msa_lite.io.finished.manifest import is_finished, partial_folder, stage_folder
-from msa_lite.io.finished.seal import load_manifest, verify_folder
+from msa_lite.io.finished.seal import folder_faults, load_manifest
 from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.hub import Source
@@ -116,9 +116,9 @@ def _take_over(out: Path, folder: Path, subject: Mapping[str, Any], keeps_answer
     wanted = json.loads(canonical_json(subject))
     if inputs and any(inputs.get(key) != value for key, value in wanted.items()):
         logger.warning("%s: holds scores of another model, or on other questions, and is made anew", out)
-    former = out / ANSWERS_FILE
-    if keeps_answers and former.is_file() and ANSWERS_FILE not in _changed(out) | {p.name for p in folder.iterdir()}:
-        shutil.copyfile(former, folder / ANSWERS_FILE)
+    former, kept = (place / ANSWERS_FILE for place in (out, folder))
+    if keeps_answers and former.is_file() and not kept.exists() and ANSWERS_FILE not in folder_faults(out):
+        shutil.copyfile(former, kept)
 
 
 def evaluation_inputs(
@@ -223,14 +223,9 @@ def finished_inputs(folder: Path) -> dict[str, Any]:
     needed = {REPORT_FILE, *(f"{name}.jsonl" for name in sets)}
     if purged := sorted(name for name in needed - manifest["files"].keys() if name != REPORT_FILE):
         raise MismatchError(f"{folder}: {', '.join(purged)}: the records were removed; evaluate that model again")
-    if lost := sorted(_changed(folder) & needed):
+    if lost := sorted(folder_faults(folder).keys() & needed):
         raise MismatchError(f"{folder}: {', '.join(lost)}: missing, or not as written; evaluate that model again")
     return inputs
-
-
-def _changed(folder: Path) -> set[str]:
-    """Return the names of the files of a finished folder that are not as its manifest says."""
-    return {fault.partition(": ")[0] for fault in verify_folder(folder)}
 
 
 def ideal_identity(ideal: Ideal) -> Any:

@@ -33,6 +33,7 @@ REPLACES = ".replaces.json"  # names the folder that a new one takes the place o
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", LOST_MARKER, MARKER)
 _OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 NOT_OURS = "not as msa-lite wrote it, or of another program"
+STRANGE = "not in the manifest"
 _BUSY = "another msa-lite is working in it; wait until it is done"
 MANIFEST_SEAL = "manifest_sha256"  # of a manifest: the hash of itself
 _FORMAT = "format"
@@ -174,16 +175,28 @@ def verify_folder(folder: Path) -> list[str]:
     Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
     copies often leave them out. Raise OutputError when the folder has no manifest.
     """
+    return _lines(folder_faults(folder))
+
+
+def folder_faults(folder: Path) -> dict[str, str]:
+    """Return the faults of a folder by the name of the file; `STRANGE` for one that is not in the manifest.
+
+    Raise as `verify_folder`.
+    """
     if not os.path.lexists(folder / MANIFEST):
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
     manifest = load_manifest(folder)
     if manifest is None:
-        return [f"{MANIFEST}: {NOT_OURS}"]
+        return {MANIFEST: NOT_OURS}
     try:
         strange = strange_files(folder, manifest)
     except OSError as error:
-        return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
+        return {printable(error.filename): f"cannot be read ({error.strerror})"}
     return _faults(folder, manifest, [*manifest["files"], *strange])
+
+
+def _lines(faults: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {fault}" for name, fault in faults.items()]
 
 
 def file_fault(path: Path | None, item: Mapping[str, Any], hashed: bool = True) -> str | None:
@@ -220,7 +233,7 @@ def why_unfinished(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
     now = json.loads(canonical_json(inputs))
     if manifest["inputs"] != now:
         return list(differences(manifest["inputs"], now))
-    return _faults(folder, manifest, [name for name in manifest["files"] if name != CARD_FILE])
+    return _lines(_faults(folder, manifest, [name for name in manifest["files"] if name != CARD_FILE]))
 
 
 def why_damaged(folder: Path, inputs: Mapping[str, Any]) -> list[str]:
@@ -239,12 +252,12 @@ def check_written(folder: Path, names: Iterable[str]) -> None:
     if manifest is None:
         if not _was_ours(folder):
             return
-        faults = [f"{MANIFEST}: {NOT_OURS}"]
+        faults = {MANIFEST: NOT_OURS}
     else:
         faults = _faults(folder, manifest, names)
     if faults:
         remedy = "make it anew, or put a copy back; if the change is meant, remove its manifest.json"
-        raise FormatError(join_faults(f"{printable(folder)}: is not as it was written ({remedy}):", faults))
+        raise FormatError(join_faults(f"{printable(folder)}: is not as it was written ({remedy}):", _lines(faults)))
 
 
 def check_read(path: Path) -> None:
@@ -268,15 +281,15 @@ def _was_ours(folder: Path) -> bool:
     return any(sign in raw for sign in (b'"made_by": "msa-lite"', f'"{MANIFEST_SEAL}": "'.encode()))
 
 
-def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _faults(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the faults of files of a folder, by what its manifest says of them."""
     try:
         files = entries(folder)
-    except OSError:
-        return ["its files cannot be listed"]
-    known, strange = manifest["files"], "not in the manifest"
-    faults = {name: file_fault(files.get(name), known[name]) if name in known else strange for name in names}
-    return [f"{name}: {fault}" for name, fault in faults.items() if fault]
+    except OSError as error:
+        return {printable(error.filename): f"cannot be read ({error.strerror})"}
+    known = manifest["files"]
+    faults = {name: file_fault(files.get(name), known[name]) if name in known else STRANGE for name in names}
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def differences(recorded: Any, now: Any) -> Iterator[str]:

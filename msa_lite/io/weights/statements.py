@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, discarded, join_faults
+from msa_lite.errors import FormatError, join_faults
 from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, load_checkpoint, read_index, text_part
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.quantised import CONFIG_KEYS, dequantised, name_form
@@ -23,9 +23,7 @@ def check_statements(folder: Path, target: Checkpoint) -> None:
     model = load_checkpoint(folder)
     check_head(model)
     if faults := [*_faults(model, target)]:
-        raise discarded(
-            FormatError(join_faults(f"{folder}: what it says of itself is not what its files hold:", faults))
-        )
+        raise FormatError(join_faults(f"{folder}: what it says of itself is not what its files hold:", faults))
 
 
 def _faults(model: Checkpoint, target: Checkpoint) -> Iterator[str]:

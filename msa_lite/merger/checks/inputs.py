@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from msa_lite.errors import Faults, MsaError, OutputError, UsageError, discarded
@@ -129,9 +128,9 @@ class Inputs:
     def stage(self, nbytes: int, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any], dict[str, str]]]:
         """Build the output of this many bytes (`stage_folder`); give its partial folder, and facts and hashes to fill.
 
-        Raise FormatError where the output says of itself what its files do not hold, OutputError when another process
-        has written the output since the start. At the end, also in the place of another error, raise StageError when a
-        source's file has changed, FormatError for one that is not as msa-lite wrote it.
+        Raise FormatError for sources that are not as msa-lite wrote them, before the work, and where the output says of
+        itself what its files do not hold; OutputError when another process has written the output since the start. At
+        the end, also in the place of another error, raise StageError when a source's file has changed.
         """
         facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
@@ -144,46 +143,28 @@ class Inputs:
                 for name, terms in self.shared.items()
             }
         hashes: dict[str, str] = {}
+        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
+        faults = Faults()
         with (
             disk_faults(self.out, nbytes),
             stage_folder(self.out, self.kind, self.record, facts, resumable, hashes, self._check_output) as partial,
         ):
-            end_check = self._check_beside()
+            for source in self.sources.values():
+                with faults.gathered():
+                    source.check_written()
+            faults.check()
             try:
                 yield partial, facts, hashes
                 if self.kind == "model":
                     check_statements(partial, load_checkpoint(self.target.folder))
                 else:
                     load_adapter(partial)  # refuses ranks and tensors that its config does not tell
-            except (MsaError, OSError):
-                end_check()
-                raise
-            card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
-            write_text(partial / CARD_FILE, card)
-            end_check()
-
-    def _check_beside(self) -> Callable[[], None]:
-        """Begin to compare the sources with their manifests, in a thread; return what waits for it and raises."""
-        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
-        faults = Faults()
-
-        def compare() -> None:
-            for source in self.sources.values():
-                with faults.gathered():
-                    source.check_written()
-
-        thread = Thread(target=compare, daemon=True)
-        thread.start()
-
-        def end() -> None:
-            thread.join()
-            check_unchanged(marks)
-            try:
-                faults.check()
-            except MsaError as error:
+                card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
+                write_text(partial / CARD_FILE, card)
+            except MsaError as error:  # the inputs are at fault, so a rerun would end the same way
                 raise discarded(error) from None
-
-        return end
+            finally:
+                check_unchanged(marks)
 
     def _check_output(self) -> None:
         if load_manifest(self.out) != self.manifest:

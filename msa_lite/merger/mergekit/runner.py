@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, StageError, UsageError, clip, discarded, join_faults
+from msa_lite.errors import FormatError, MismatchError, StageError, UsageError, clip, join_faults
 from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.console.progress import Progress, notices, silent
+from msa_lite.io.files.addresses import check_secrets
 from msa_lite.io.files.reading import YAML_LIMIT, read_text
 from msa_lite.io.files.writing import check_space, digest, indented_json, output_path, write_text
 from msa_lite.io.finished.manifest import check_free
@@ -83,12 +84,9 @@ def merge_with_mergekit(
         notices.info("%s", line)
     with inputs.stage(needed) as (partial, facts, _):
         progress("merge", 0, 1)
-        try:
-            _run(_pinned(config, sources), partial, seed)
-            _add_companions(config, checkpoint, partial)
-            merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method)
-        except MsaError as error:
-            raise discarded(error) from None
+        _run(_pinned(config, sources), partial, seed)
+        _add_companions(config, checkpoint, partial)
+        merged = _measure(checkpoint, load_checkpoint(partial), inputs.out, config.merge_method)
         write_text(partial / MERGEKIT_FILE, text)
         facts |= {"mergekit": True, "change": merged.change}
         progress("merge", 1, 1)
@@ -220,6 +218,7 @@ def parse_recipe(recipe: Path) -> tuple[str, Any]:
     text = read_text(recipe, YAML_LIMIT, UsageError)
     try:
         document = yaml.safe_load(text)
+        check_secrets(document)
         config = MergeConfiguration.model_validate(document)
     except Exception as error:  # pydantic's, YAML's, and its own
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic" not in line]

@@ -18,7 +18,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, discarded
+from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.console.progress import Progress, notices, silent
 from msa_lite.io.files.reading import parse_json, read_bytes
 from msa_lite.io.files.writing import check_space, digest, hash_file, write_text
@@ -156,17 +156,14 @@ def _write_shards(
         done += count
         progress("merge", min(done, amount), amount)
 
-    try:
-        with threadpool_limits(1, user_api="blas"), Stream(checked, bounds) as stream:
-            for shard in checked.target.shards:
-                path = partial / shard.path.name
-                if journal.has(path):
-                    report(sum(entry.nbytes for entry in shard.tensors))
-                else:
-                    path.unlink(missing_ok=True)
-                    journal.record(path.name, *stream.write(shard, path, report))
-    except MsaError as error:  # the inputs are at fault, so a rerun would end the same way
-        raise discarded(error) from None
+    with threadpool_limits(1, user_api="blas"), Stream(checked, bounds) as stream:
+        for shard in checked.target.shards:
+            path = partial / shard.path.name
+            if journal.has(path):
+                report(sum(entry.nbytes for entry in shard.tensors))
+            else:
+                path.unlink(missing_ok=True)
+                journal.record(path.name, *stream.write(shard, path, report))
     progress("merge", amount, amount)
     hashes.update(journal.hashes)
     return journal.changes
@@ -212,23 +209,21 @@ class _Journal:
 
 
 def _summary(checked: CheckedMerge, out: Path, changes: dict[str, Change]) -> Merged:
-    """Return the totals. Raise MismatchError when a vector is zero or nothing changed; the partial folder then goes."""
+    """Return the totals. Raise MismatchError when a vector is zero or nothing changed."""
     change, stored, terms = total(changes.values()), checked.precision.stored, checked.terms
     idle = [term.name for term in terms if not change.vectors.get(term.name)]
     if idle:
         names = " and the ".join(idle)
-        raise discarded(MismatchError(f"{out}: the {names} vector is all zeros and changes nothing; fit it again"))
+        raise MismatchError(f"{out}: the {names} vector is all zeros and changes nothing; fit it again")
     apart = sum(term.weight * term.weight * change.vectors[term.name] for term in terms)  # ** overflows loudly
     if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
         names = "forget and retain vector" if len(terms) == 2 else "the vectors"
-        raise discarded(MismatchError(f"{out}: {names} cancel each other out; nothing was written"))
+        raise MismatchError(f"{out}: {names} cancel each other out; nothing was written")
     if terms and not change.changed:
         hint = "" if stored == "F32" else " (try --dtype float32)"
-        raise discarded(
-            MismatchError(
-                f"{out}: the vectors change none of the {change.weights} weights they touch: they are too small for "
-                f"this dtype{hint}; nothing was written"
-            )
+        raise MismatchError(
+            f"{out}: the vectors change none of the {change.weights} weights they touch: they are too small for "
+            f"this dtype{hint}; nothing was written"
         )
     is_coded = checked.keeps_codes
     dtypes = sorted({NAMES[checked.precision.output(checked.target.tensors[name])] for name in checked.touched})
