@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import OutputError
+from msa_lite.errors import OutputError, StageError
 from msa_lite.evals.engine import models
 from msa_lite.evals.engine.models import Runner, load_model
 from msa_lite.io.finished.seal import MANIFEST, load_manifest, verify_folder
@@ -151,6 +151,18 @@ def test_bad_input_is_caught_before_anything_is_written(
         assert words in stderr
         assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_is_edited_while_its_run_works_is_not_sealed(recipe: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run/recipe.yaml"
+
+    def edit(label: str, done: int, total: int) -> None:
+        if label == "merge" and done == total:
+            path.write_text(path.read_text().replace("rank: 2", "rank: 8"))
+
+    with pytest.raises(StageError, match=r"recipe\.yaml: was changed"):
+        msa_lite.run(recipe | {"output": str(path.parent), "evaluate": None}, progress=edit)
+    assert not (path.parent / "record.json").exists()
 
 
 # A recipe's result in its other forms: as one adapter, and as a recipe for mergekit.

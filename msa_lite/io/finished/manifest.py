@@ -216,19 +216,15 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
-    signs = (LOCK, MARKER, LOST_MARKER)  # without these, a kill would leave the folder unknown
     if resumable and not same and any(path.name not in WORKING for path in partial.iterdir()):
         logger.warning("%s: was begun from other inputs or settings, so it is made anew", partial)
     if not same:
-        _lose_marker(partial)
-    for path in partial.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            if path.name in WORKING or not same:
-                shutil.rmtree(path)
-        elif path.name == MANIFEST or not (same or path.name in signs):
-            path.unlink()
+        _empty(partial)
+    for name in WORKING:
+        if (partial / name).is_dir() and not (partial / name).is_symlink():
+            shutil.rmtree(partial / name)
     for name, path in entries(partial).items():
-        if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
+        if name == MANIFEST or name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
             path.unlink()
     write_json(marker, fingerprint)
 
@@ -352,17 +348,17 @@ def _remove_previous(folder: Path) -> None:
 def remove_partial(partial: Path) -> None:
     """Remove a partial folder. A kill leaves one that is known as ours, with no file to go on from. Follow no links."""
     _check_partial(partial)
-    _lose_marker(partial)
-    for path in partial.iterdir():
-        if path.name != LOST_MARKER:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    _empty(partial)
     shutil.rmtree(partial)
 
 
-def _lose_marker(partial: Path) -> None:
-    """Rename the marker away, before a file of the folder goes: what a kill leaves then is taken up by nobody."""
+def _empty(partial: Path) -> None:
+    """Remove all but the lock and the marker, which is renamed first: a kill leaves a folder that nobody takes up."""
     with suppress(FileNotFoundError):
         os.replace(partial / MARKER, partial / LOST_MARKER)
+    for path in partial.iterdir():
+        if path.name not in (LOCK, LOST_MARKER):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def is_partial(folder: Path) -> bool:

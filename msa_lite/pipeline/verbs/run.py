@@ -12,7 +12,9 @@ from typing import Any, ClassVar, TypeVar
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
+from msa_lite.errors import StageError
 from msa_lite.io.console.progress import Progress, Step, announce, muted, notices, silent
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import why_unfinished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, gathered
@@ -39,6 +41,7 @@ from msa_lite.report import Report, load_report
 from msa_lite.report.run.attacks import AttackFacts, attack_summary
 from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name
 from msa_lite.report.run.evidence import EvidenceFinding
+from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.stages import write_stages
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict
@@ -323,7 +326,10 @@ def _run(verb: Verb, progress: Progress, run: Run, stages: list[Stage]) -> RunRe
     if verb.settings and not run.crew.is_alone and run.recipe.vector.mode != "full":
         notices.info("%s: one process trains; the others help with the scores", run.scope.method)
     drop_report(run.folder)
+    written = hash_file(recipe := run.folder / RECIPE_FILE)
     results = execute(stages, progress, _attack_steps(run))
+    if hash_file(recipe) != written:  # report and record would tell of another run
+        raise StageError(f"{recipe}: was changed while the run worked; run the same command again; its stages stay")
     merged = results["merge"]
     chosen, learnt = _chosen(Context.of(run), verb)
     findings = finish_run(run, chosen, merged, learnt)
