@@ -124,11 +124,6 @@ class Source:
         """Raise StageError when its files are not what they were when it was found."""
         check_unchanged(self.marks)
 
-    def check_written(self) -> None:
-        """Raise FormatError where msa-lite wrote the folder, and it is not as it was written. Every file is hashed."""
-        if self.is_folder:
-            check_written(self.folder, content_files(self.folder))
-
     def identity(self) -> dict[str, Any]:
         """Return what a manifest records. Local folders count by content alone, so that a run may be moved."""
         identity: dict[str, Any] = {"revision": self.revision}
@@ -139,16 +134,16 @@ class Source:
         return identity
 
 
-def fetch(name: str, by_content: bool = True, checked: bool = True) -> Source:
+def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
     by_content: hash big files of a folder; else only their size and time of change count, for hashing a checkpoint
-    takes as long as merging it. checked: call the source's `check_written`. Raise UsageError when it is neither, with
-    the Hub's answer.
+    takes as long as merging it. Raise UsageError when it is neither, with the Hub's answer; FormatError for a folder
+    that msa-lite wrote and that is not as it was written. Of such a one, every file is hashed.
     """
     source = fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
-    if checked:
-        source.check_written()
+    if source.is_folder:
+        check_written(source.folder, content_files(source.folder))
     return source
 
 

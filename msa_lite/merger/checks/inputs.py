@@ -128,9 +128,9 @@ class Inputs:
     def stage(self, nbytes: int, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any], dict[str, str]]]:
         """Build the output of this many bytes (`stage_folder`); give its partial folder, and facts and hashes to fill.
 
-        Raise FormatError for sources that are not as msa-lite wrote them, before the work, and where the output says of
-        itself what its files do not hold; OutputError when another process has written the output since the start. At
-        the end, also in the place of another error, raise StageError when a source's file has changed.
+        Raise FormatError where the output says of itself what its files do not hold, OutputError when another process
+        has written the output since the start. At the end, also in the place of another error, raise StageError when a
+        source's file has changed.
         """
         facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
@@ -144,15 +144,10 @@ class Inputs:
             }
         hashes: dict[str, str] = {}
         marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
-        faults = Faults()
         with (
             disk_faults(self.out, nbytes),
             stage_folder(self.out, self.kind, self.record, facts, resumable, hashes, self._check_output) as partial,
         ):
-            for source in self.sources.values():
-                with faults.gathered():
-                    source.check_written()
-            faults.check()
             try:
                 yield partial, facts, hashes
                 if self.kind == "model":
@@ -212,10 +207,11 @@ def find_inputs(
         checked = peek(target, terms_used, prior, precision, download=True, untie=untie, writes=kind == "model")
         if checked and not any(vector.needs_prior for vector in checked.vectors):
             names.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
-    sources = {
-        name: value if isinstance(value, Source) else fetch(str(value), by_content=False, checked=False)
-        for name, value in names.items()
-    }
+    sources, faults = dict[str, Source](), Faults()
+    for name, value in names.items():
+        with faults.gathered():
+            sources[name] = value if isinstance(value, Source) else fetch(str(value), by_content=False)
+    faults.check()
     folder = sources["target"].folder
     if is_bare_adapter(folder):
         raise _adapter_target(sources["target"].name, folder)

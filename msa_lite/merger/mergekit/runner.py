@@ -70,7 +70,7 @@ def merge_with_mergekit(
     text, config = parse_recipe(recipe)
     roles = find_roles(recipe, config)
     check_free(output_path(out), "model")  # before anything is fetched
-    sources = {name: fetch(name, by_content=False, checked=False) for name in model_names(config)}
+    sources = {name: fetch(name, by_content=False) for name in model_names(config)}
     options = {"with": "mergekit", "recipe": digest(text), "seed": seed, "version": metadata.version("mergekit")}
     terms = [term.with_vector(sources[str(term.vector)]) for term in roles.terms]
     prior = sources[str(roles.prior)] if roles.prior else None

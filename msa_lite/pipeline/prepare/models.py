@@ -151,7 +151,7 @@ def write_out(key: str, model: Source, run: Path, progress: Progress) -> Source:
 def _find_base(key: str, adapter: Source) -> Source:
     """Find the model below an adapter, with the adapter's tokenizer where it has one. Raise as `write_out`."""
     try:
-        base = fetch(base_name(adapter.folder), by_content=False, checked=False)
+        base = fetch(base_name(adapter.folder), by_content=False)
     except UsageError as error:
         raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base cannot be found: {error}") from error
     if tokenizer_files(adapter.folder):
