@@ -16,7 +16,7 @@ from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import MANIFEST, entries, verify_stages
 from msa_lite.io.weights.checkpoint import INDEX_FILE
 from msa_lite.io.weights.companions import CODE, name_in
-from msa_lite.io.weights.hub import content_files, revision_of, tokenizer_files
+from msa_lite.io.weights.hub import content_files, hash_content, tokenizer_files
 from msa_lite.record.facts import handed_on, hashed_revision, way_out
 from msa_lite.record.schema import EarlierRecord, Removal
 from msa_lite.record.seal import (
@@ -321,23 +321,18 @@ def _compare_model(findings: RecordCheck, record: Removal, model: Path) -> None:
     result, prefix = record.result, "" if model == findings.folder else f"{model.name}/"
     for name, item in result.files.items():
         published = result.published.get(name)
-        findings.files[prefix + name] = _state(
-            model, name, item.sha256, published, _LARGEST if published else item.bytes
-        )
+        largest = _LARGEST if published else item.bytes
+        findings.files[prefix + name] = _state(model, name, item.sha256, published, largest)
     try:
         present, loaded = content_files(model), {name_in(model, path) for path in tokenizer_files(model)}
         loaded |= {name for name in present if any(fnmatch(name, pattern) for pattern in _LOADED)}
         findings.files |= {prefix + name: "unnamed" for name in sorted(loaded - result.files.keys())}
-        size, recorded = (
-            sum(path.stat().st_size for path in present.values()),
-            sum(i.bytes for i in result.files.values()),
-        )
+        size = sum(path.stat().st_size for path in present.values())
+        recorded = sum(item.bytes for item in result.files.values())
         if findings.differing and size <= 2 * recorded + _LARGEST:  # else it is none of these models
-            revision = revision_of({name: hash_file(path) for name, path in present.items()})
+            revision, end = hash_content(model), f"of the record, not the unlearned {result.name}"
             roles = [role for role, weights in record.models.items() if weights.revision == revision]
-            findings.broken += [
-                f"{model}: is the {role} of the record, not the unlearned {result.name}" for role in roles
-            ]
+            findings.broken += [f"{model}: is the {role} {end}" for role in roles]
     except (MsaError, OSError) as error:  # a name that is no UTF-8, a file that nobody may read
         findings.broken.append(str(error))
 

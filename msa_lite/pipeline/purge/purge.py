@@ -27,13 +27,12 @@ from msa_lite.io.files.reading import local_path, printable, read_bytes, read_ob
 from msa_lite.io.files.search import TextSearch
 from msa_lite.io.files.writing import json_form, write_json
 from msa_lite.io.finished.seal import MANIFEST, MANIFEST_SEAL, PURGING, entries, in_use, load_manifest, locked
-from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.pipeline.purge.holdings import RESULTS, Holding, Remark, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.facts import utc
 from msa_lite.record.seal import RECORD_FILE, load_record
-from msa_lite.report.run.provenance import PURGED_FILE
+from msa_lite.report.run.provenance import PURGED_FILE, result_revision
 
 logger = logging.getLogger(__name__)
 
@@ -245,9 +244,8 @@ def _marks(folder: Path) -> set[str]:
     manifest = load_manifest(folder) or {"kind": None}
     if manifest["kind"] not in ("vector", "moments"):
         return set()
-    files = {name: item["sha256"] for name, item in manifest["files"].items()}  # hashes, without reading gigabytes
     with suppress(MsaError, OSError):
-        return {manifest[MANIFEST_SEAL], revision_of({name: files.get(name) for name in content_files(folder)})}
+        return {manifest[MANIFEST_SEAL], result_revision(folder)}
     return set()
 
 
