@@ -18,14 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msa_lite.attacks.attack import Attack, Ground, Measure, Subject, Trial
-from msa_lite.attacks.questions import (
-    PromptedRow,
-    answer_rows,
-    attacked,
-    prompt_row,
-    score_text,
-    skipped_record,
-)
+from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, prompt_row, score_text, skipped_record
 from msa_lite.evals.benchmarks.benchmark import Record, Records
 from msa_lite.evals.engine.generate import Decoding, sample_answers
 from msa_lite.evals.engine.models import Runner

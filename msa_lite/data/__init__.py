@@ -20,14 +20,7 @@ from msa_lite.data.examples import (
     to_batch,
 )
 from msa_lite.data.messages import NO_TOOLS
-from msa_lite.data.prompts import (
-    IGNORE,
-    SYSTEM_PROMPT,
-    Example,
-    Prompter,
-    Shots,
-    make_prompter,
-)
+from msa_lite.data.prompts import IGNORE, SYSTEM_PROMPT, Example, Prompter, Shots, make_prompter
 from msa_lite.data.rows import (
     Row,
     kept_head,

@@ -9,14 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from msa_lite.catalogue import BENCHMARKS, OWN
@@ -37,16 +30,7 @@ from msa_lite.recipe.inputs import (
     choose_prior,
     no_truth,
 )
-from msa_lite.recipe.outputs import (
-    SETS,
-    AttackKeys,
-    Evaluate,
-    EvidenceKeys,
-    Merge,
-    Publish,
-    Select,
-    VerdictForm,
-)
+from msa_lite.recipe.outputs import SETS, AttackKeys, Evaluate, EvidenceKeys, Merge, Publish, Select, VerdictForm
 from msa_lite.recipe.training import SEEDS, Baseline, RetainVector, VectorSpec
 from msa_lite.settings import Columns, Margins, PromptSettings
 from msa_lite.strengths import Strengths

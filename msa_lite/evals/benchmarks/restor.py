@@ -21,15 +21,7 @@ from msa_lite.data.forms import cell_text, read_cell
 from msa_lite.data.messages import Unreadable
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import mean_metric
-from msa_lite.evals.benchmarks.benchmark import (
-    Benchmark,
-    BenchmarkSettings,
-    Item,
-    ItemSet,
-    JudgeCall,
-    Record,
-    Records,
-)
+from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet, JudgeCall, Record, Records
 from msa_lite.evals.engine import answers
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.evals.judge.base import wording_of

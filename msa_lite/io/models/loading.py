@@ -20,14 +20,7 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.models.guards import explained, foreign_fields, pattern_fault, too_large, without_reports
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, PLAIN_STARTS, adapter_names
 from msa_lite.io.weights.blocks import Files, read_rows
-from msa_lite.io.weights.checkpoint import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    Checkpoint,
-    load_checkpoint,
-    read_shard,
-    tell_folder,
-)
+from msa_lite.io.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard, tell_folder
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.quantised import dequantised, packed_weights
 from msa_lite.io.weights.quantised_forms import Packed

@@ -17,13 +17,7 @@ from msa_lite.io.files.reading import local_path, read_object
 from msa_lite.io.files.spellings import without_login
 from msa_lite.io.files.writing import check_space, digest, hash_file
 from msa_lite.io.finished.seal import CARD_FILE, Marks, check_unchanged, check_written, take_marks
-from msa_lite.io.weights.checkpoint import (
-    CONFIG_LIMIT,
-    INDEX_FILE,
-    Checkpoint,
-    TensorEntry,
-    check_config,
-)
+from msa_lite.io.weights.checkpoint import CONFIG_LIMIT, INDEX_FILE, Checkpoint, TensorEntry, check_config
 from msa_lite.io.weights.companions import (
     CODE,
     PATTERNS,

@@ -19,14 +19,7 @@ import numpy as np
 from msa_lite.errors import FormatError, MismatchError, MsaError, UsageError
 from msa_lite.io.weights.adapter import Adapter
 from msa_lite.io.weights.blocks import Files, holds_rows, read_whole
-from msa_lite.io.weights.checkpoint import (
-    INDEX_FILE,
-    Checkpoint,
-    ShardFile,
-    TensorEntry,
-    read_shard,
-    text_part,
-)
+from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, ShardFile, TensorEntry, read_shard, text_part
 from msa_lite.io.weights.companions import unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.vocabulary import HEADS, has_token_role, is_head, vocabulary_size

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, at_most, join_faults, nearest
-from msa_lite.io.weights.checkpoint import (
-    INDEX_FILE,
-    Checkpoint,
-    TensorEntry,
-    load_checkpoint,
-)
+from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, tokenizer_files

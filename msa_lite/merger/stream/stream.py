@@ -25,10 +25,7 @@ from msa_lite.io.weights.writer import Sink, output_bytes, shard_header
 from msa_lite.merger.checks.checked import CheckedMerge, Precision, check_merge
 from msa_lite.merger.checks.inputs import group_terms, sum_weights
 from msa_lite.merger.checks.memory import MAX_MEMORY, Bounds, blocks_of, find_bounds
-from msa_lite.merger.fidelity import (
-    Change,
-    measure_factors,
-)
+from msa_lite.merger.fidelity import Change, measure_factors
 from msa_lite.merger.formula import Term, combine_factors
 from msa_lite.merger.stream.block import (
     DeviceTensor,

@@ -31,12 +31,7 @@ from msa_lite.pipeline.prepare.earlier import (
     open_earlier,
 )
 from msa_lite.pipeline.prepare.lengths import fit_rows
-from msa_lite.pipeline.prepare.models import (
-    check_readings,
-    find_models,
-    open_models,
-    open_reader,
-)
+from msa_lite.pipeline.prepare.models import check_readings, find_models, open_models, open_reader
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
     Questions,

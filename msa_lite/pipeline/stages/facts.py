@@ -16,11 +16,7 @@ from msa_lite.io.files.reading import local_path, read_yaml
 from msa_lite.io.models.window import read_window
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.weights.hub import (
-    fetch_headers,
-    is_remote,
-    split_name,
-)
+from msa_lite.io.weights.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes

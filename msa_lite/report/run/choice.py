@@ -12,15 +12,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import check_read
 from msa_lite.report.tables.formats import Cell, Section, TextTable, escape_markdown, markdown
-from msa_lite.report.tables.reports import (
-    Metric,
-    heading,
-    is_finite_number,
-    metric_cell,
-    number,
-    reading,
-    stage_report,
-)
+from msa_lite.report.tables.reports import Metric, heading, is_finite_number, metric_cell, number, reading, stage_report
 
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
