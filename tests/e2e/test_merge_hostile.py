@@ -1,4 +1,4 @@
-"""Inputs that change while a merge reads them, damaged partial folders, and a kill before each step on the disk."""
+"""Inputs that change while a merge reads them, and damaged partial folders. Kills: test_hostile_names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps from recipe to merged model: what is tried, written and when, what a kill leaves, what breaks."""
+"""Sweeps from recipe to merged model: what is tried, written and when, what a stop leaves, what breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of tiny models: killed and gone on with, with a row that fails."""
+"""A table of tiny models, with a row that fails."""
 
 from __future__ import annotations
 

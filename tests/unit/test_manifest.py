@@ -206,8 +206,9 @@ def test_what_a_kill_left_of_a_half_written_file_does_not_get_into_the_manifest(
 def test_a_lock_is_held_while_a_folder_is_built(tmp_path: Path) -> None:
     with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
         (partial / "a.txt").write_text("mine")
-        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is working in it"):
-            build(tmp_path / "out")
+        for inputs in (INPUTS, {"seed": 2}):  # those of another do not clear it away
+            with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is working in it"):
+                build(tmp_path / "out", inputs)
     assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
 
 
