@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_009,
     "modules": 281,
-    "lines of the tests": 42_776,
+    "lines of the tests": 42_747,
     "words of the docs": 49_984,
     "commands": 24,
     "options": 110,
