@@ -23,6 +23,9 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.server import check_consent, find_server
 from msa_lite.io.files.spellings import masked
+from msa_lite.pipeline.prepare.run import Context, msa_scope
+from msa_lite.pipeline.prepare.sending import going_out
+from msa_lite.recipe import load_recipe
 from msa_lite.settings import JudgeSettings
 from tests.support.judge import RETRY_NOW, JudgeServer, Speaker, Step, judge, letters, say, set_environment
 
@@ -147,6 +150,7 @@ ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
 
 # Where the texts go, and the key
 
+RECIPE = {"target": "T", "prior": "P", "forget": {"data": {"path": "x.jsonl"}}, "output": "out"}
 
 OPENAI = "https://api.openai.com"
 SERVERS: list[tuple[str, str]] = [  # address → "own", "here", "other" or "refused"
@@ -181,6 +185,10 @@ def test_only_an_own_server_gets_the_key_and_only_it_and_this_machine_get_rows_u
         check_consent(named, accept=True)
         with pytest.raises(UsageError, match=f"OPENAI_BASE_URL={re.escape(address)}") if needs else nullcontext():
             check_consent(named)
+        judge = {"kind": "openai", "base_url": address, "key_env": key_env}
+        recipe = load_recipe(RECIPE | {"evaluate": {"benchmark": "tofu", "split": "forget10", "judge": judge}})
+        (sentence,) = going_out(Context(recipe, msa_scope(recipe)), scores=True)
+        assert (address in sentence, "needs --accept" in sentence) == (True, needs)
     server = find_server(named)
     assert server is not None
     assert server.key == "secret"

@@ -41,6 +41,11 @@ class Server:
     """True for http without encryption."""
 
     @property
+    def needs_consent(self) -> bool:
+        """Check whether the user has to agree first."""
+        return not self.is_own and bool(not self.is_here or self.key_name)
+
+    @property
     def key(self) -> str:
         """Return its key; "" for none."""
         return os.environ.get(self.key_name, "") if self.key_name else ""
@@ -90,7 +95,7 @@ def find_server(settings: JudgeSettings) -> Server | None:
 def check_consent(settings: JudgeSettings, accept: bool = False) -> None:
     """Raise UsageError for a server that the user did not name or accept, unless it is here and gets no key."""
     server = find_server(settings)
-    if server is None or accept or server.is_own or (server.is_here and not server.key_name):
+    if server is None or accept or not server.needs_consent:
         return
     server.check_key()
     gets = server.gets(settings.model_name, "questions about the data, right answers and models' answers")

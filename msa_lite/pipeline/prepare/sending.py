@@ -22,7 +22,8 @@ def going_out(context: Context, scores: bool, publishes: bool = False) -> list[s
         run = context.prepared
         parts = [run.test if scores else None, run.validation if context.asks_judge else None] if run else []
         rows = judged_rows(evaluate.benchmark, parts, evaluate.limit)
-        told.append(server.gets(evaluate.judge.model_name, f"{rows}, the answers of {', '.join(answers)}"))
+        needs = "; only the recipe names it, so the run needs --accept" if server.needs_consent else ""
+        told.append(server.gets(evaluate.judge.model_name, f"{rows}, the answers of {', '.join(answers)}") + needs)
     if "wandb" in recipe.track:
         told.append("Weights & Biases gets losses, rates, scores and the name of the run, and no rows")
     if publishes and recipe.publish.repo:
