@@ -114,8 +114,9 @@ def write_run_record(folder: Path, record: Removal) -> Removal:
 
 def way_out(name: str) -> str:
     """Return what makes a file anew that goes with a record; nothing for one that only the run makes."""
-    command = {"report": "report", ATTACKS_FOLDER: "attack"}.get(re.split("[./]", name)[0])
-    return f"`msa-lite {command} RUN` writes it anew" if command else ""
+    ways = {"report": "`msa-lite report RUN` writes it anew"}
+    ways[ATTACKS_FOLDER] = "`msa-lite attack RUN` writes it anew; once the data is purged, remove it"
+    return ways.get(re.split("[./]", name)[0], "")
 
 
 def edited_files(folder: Path) -> dict[str, str]:

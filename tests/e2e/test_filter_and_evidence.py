@@ -157,6 +157,16 @@ def states_of(recipe: dict[str, Any], *overrides: str) -> dict[str, str]:
     return {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=overrides).stages}
 
 
+def test_moments_that_cannot_go_are_named(recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    recipe["merge"] = {"filter": 1.5, "keep_moments": True}
+    folder = msa_lite.run(recipe).folder
+    (folder / "moments/manifest.json").write_text("7")
+    msa_lite.run(recipe, ["merge.keep_moments=false"])
+    told = capsys.readouterr().err
+    assert f"{folder / 'moments'}: holds" in told, "unknown files are not removed, and not left without a word"
+    assert "keep_moments" not in told, "it decides nothing about the model"
+
+
 def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[str, Any], call_cli: CallCli) -> None:
     recipe["forget"]["alpha"], recipe["merge"] = "auto", {"filter": "auto"}
     recipe["retain"]["beta"] = 0.0

@@ -15,7 +15,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.scores.evaluation import finished_inputs
 from msa_lite.io.files.writing import hash_file
-from msa_lite.io.finished.seal import describe_file, in_use, verify_folder, write_manifest
+from msa_lite.io.finished.seal import NOT_OURS, describe_file, in_use, verify_folder, write_manifest
 from msa_lite.pipeline.purge.holdings import HOLDS
 from msa_lite.pipeline.purge.purge import purge
 from msa_lite.pipeline.run.folder import recipe_text
@@ -179,7 +179,7 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
         purge(run, remove=True)
     left = {remark.name: remark.reason for remark in result.strays}
     assert left["vectors"] == f"a link to {outside}, which is not followed"
-    assert left["notes/"] == left["todo.txt"] == left["evaluation/target/copy.jsonl"] == "not made by msa-lite"
+    assert left["notes/"] == left["todo.txt"] == left["evaluation/target/copy.jsonl"] == NOT_OURS
     assert "its manifest.json is damaged" in left["evaluation/ideal/forget.jsonl"]
     assert hashes(outside, *LATER) == before
     assert (tmp_path / "victim.jsonl").read_text() == "mine"
@@ -202,7 +202,12 @@ def test_what_is_known_by_its_content_goes_or_stays_under_any_name(run: Path, hi
     (run / "sweep/rows.bin").write_bytes(forms(history)[0])
     reseal(run / "sweep")
     stages = read_json(run / "stages.json")
-    assert not any("holds" in stage for stage in stages["stages"])
+    for stage in stages["stages"]:  # as an earlier version wrote it
+        stage["holds"] = forms(history)[0].decode()
+    (run / "stages.json").write_text(json.dumps(stages))
+    (run / "my model/README.md").write_text("edited by its owner")
+    shutil.copytree(run / "evaluation", run / "attacks/prompt")  # and no record has the hash of its report
+    (run / "attacks/prompt/report.json").write_text("{}")
     shutil.copytree(run / "my model", run / "other")
     (run / "other/model.safetensors").write_bytes((history / "target/model.safetensors").read_bytes())
     reseal(run / "other")
@@ -214,6 +219,8 @@ def test_what_is_known_by_its_content_goes_or_stays_under_any_name(run: Path, hi
     result = purge(run, remove=True)
     assert {remark.name: remark.reason for remark in result.kept}["my model"] == "the unlearned model"
     assert (result.strays, holding(run, forms(history))) == ([], set())
+    assert (run / "attacks/prompt/report.json").exists(), "it was searched"
+    assert purge(run, remove=True).holdings == []
     left = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
     assert left == {"my model/model.safetensors", "baselines/task_vector/model/model.safetensors"}
 
@@ -232,8 +239,8 @@ def test_what_is_not_known_is_named_until_it_is_moved_or_named(
     for name in ("notes/mine.txt", "notes/more.txt", "evaluation/.journal.jsonl", ".lock", "report.json~"):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_bytes(row)
-    for name in ("stages.json", "verdict.json"):
-        (run / name).write_text(json.dumps(read_json(run / name) | {"more": row.decode()}))
+    (run / "verdict.json").write_text(json.dumps(read_json(run / "verdict.json") | {"more": row.decode()}))
+    (run / "baselines/task_vector/model/README.md").write_bytes(b"Its owner quotes: " + row)
     report = read_json(run / "evaluation/ideal/report.json")
     (run / "evaluation/ideal/report.json").write_text(json.dumps(report | {"split": row.decode()}, ensure_ascii=False))
     reseal(run / "evaluation/ideal")
@@ -243,7 +250,7 @@ def test_what_is_not_known_is_named_until_it_is_moved_or_named(
     shutil.copytree(run / "baselines/task_vector/vectors/forget", tmp_path / "beside/copy")
     strange = {
         ".lock", "copy/", "evaluation/.journal.jsonl", "model/model.safetensors", "notes/", "pipe",
-        "report.json~", "stages.json", "vectors/forget/train_log.jsonl", "verdict.json",
+        "report.json~", "vectors/forget/train_log.jsonl", "verdict.json", "baselines/task_vector/model/README.md",
     }  # fmt: skip
     assert {remark.name for remark in purge(run).strays} == strange - {"model/model.safetensors"}, "by sizes alone"
     for path in ("record.key", "..", str(run), "evaluation/target/report.json", "vectors/forget/train_log.jsonl/x"):
@@ -257,6 +264,8 @@ def test_what_is_not_known_is_named_until_it_is_moved_or_named(
     assert read_json(run / "purged.json")["ended"] is None
     assert not (run / "baselines/task_vector/vectors/forget").exists()
     assert not (run / "relearnt").exists(), "the record's manifest is in model/"
+    left = {path.name for path in (run / "vectors/forget").iterdir()}
+    assert left == {"train_log.jsonl", "manifest.json"}, "of a stage with a link"
     assert not (run / "report.html").exists(), "it is not made of what is not known"
 
     also = [part for name in strange - {"notes/"} for part in ("--also", name)]

@@ -317,7 +317,7 @@ def test_a_report_waits_for_the_stages_of_the_run(changes: dict[str, Any], metho
 
 
 def test_former_stages_stay_in_the_list_as_long_as_their_folders_are_there(tmp_path: Path) -> None:
-    there, gone, attack = (ListedStage(name, "score", name, "") for name in ("there", "gone", "attack"))
+    there, gone, attack = (ListedStage(name, "score", name) for name in ("there", "gone", "attack"))
     with pytest.raises(UsageError, match="no stage was begun, or an earlier version began it; run its recipe again"):
         load_stages(tmp_path)
     first = StageList((there, gone), ("forget",), True, {}, (), False)

@@ -553,7 +553,7 @@ def test_what_is_absent_or_without_a_hash_is_named(run: Path) -> None:
 
 
 def test_a_stage_whose_manifest_is_gone_does_not_hold(stages: Path) -> None:
-    listed = [ListedStage(name, "", name, "") for name in STAGES]
+    listed = [ListedStage(name, "", name) for name in STAGES]
     write_stages(StageList(tuple(listed), None, False, {}, (), False), stages)
     assert verify(stages).exception is None
     (stages / "model/manifest.json").unlink()

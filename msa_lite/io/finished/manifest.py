@@ -109,7 +109,8 @@ def check_free(folder: Path, kind: str) -> None:
             manifest = load_manifest(folder) or {}
             kind_there = manifest.get("kind", f"something that msa-lite did not make, or whose {MANIFEST} is damaged")
             if kind_there != kind:
-                raise OutputError(f"{folder}: holds {kind_there}, where {kind} should go; choose another output folder")
+                remedy = "move it elsewhere, or choose another output folder"
+                raise OutputError(f"{folder}: holds {kind_there}, where {kind} should go; {remedy}")
 
 
 def partial_folder(folder: Path) -> Path:

@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,12 +22,15 @@ from msa_lite.evals.scores.evaluation import EVALUATION_KIND
 from msa_lite.evals.scores.probe import PROBE_KIND
 from msa_lite.evals.scores.records import ANSWERS_FILE
 from msa_lite.io.files.reading import parse_yaml, printable, read_object, read_text
+from msa_lite.io.files.search import TextSearch
 from msa_lite.io.files.writing import hash_file, indented_json
 from msa_lite.io.finished.manifest import is_partial, remove_partial
 from msa_lite.io.finished.seal import (
+    CARD_FILE,
     LOCK,
     MANIFEST,
     MARKER,
+    NOT_OURS,
     PURGING,
     drop_files,
     entries,
@@ -44,12 +47,12 @@ from msa_lite.pipeline.run.folder import BASELINES, TRACKING, RunFolder
 from msa_lite.pipeline.run.report import REPORT_FILES
 from msa_lite.recipe import dump_recipe
 from msa_lite.recipe.load import load_any
-from msa_lite.record.facts import UNSIGNED
+from msa_lite.record.facts import UNSIGNED, utc
 from msa_lite.record.schema import Removal
 from msa_lite.record.seal import KEY_FILE, RECORD_FILE, SIGNATURE_FILE, load_key, load_record
 from msa_lite.report.run.choice import CHOICE_FILE, CHOICE_TABLE
 from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE
-from msa_lite.report.run.stages import STAGES_FILE, load_stages
+from msa_lite.report.run.stages import STAGES_FILE, add_stages, load_stages
 from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE
 
@@ -89,7 +92,6 @@ _SIGNS = (b'<section id="examples">', b'<section id="rows">', b'"examples": [\n'
 _LOCKS = (LOCK, PURGING, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
 _HALF = "half-written"
 _DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files"
-_FOREIGN = "not made by msa-lite"
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,17 @@ class Survey:
     """What msa-lite does not know: it may hold rows, or put them back."""
 
 
-def survey_run(run: RunFolder, rewrite: Callable[[Path], object], hashed: bool = False) -> Survey:
+def survey_run(
+    run: RunFolder, rewrite: Callable[[Path], object], sure: TextSearch | None, hashed: bool = False
+) -> Survey:
     """Return what is in a run's folder, the runs of baselines in it included. Links are not followed.
 
-    rewrite: writes the report of the run in a folder again, without rows. hashed: True to compare the unlearned model
-    with its manifest by content, False by size.
+    rewrite: writes the report of the run in a folder again, without rows. sure: finds all rows to forget in cards
+    and reports that were edited; None where some are gone. hashed: True to compare the unlearned model with its
+    manifest by content, False by size.
     """
     survey = Survey([], [], {})
-    _Home(run, run.folder, survey, rewrite, hashed).look()
+    _Home(run, run.folder, survey, rewrite, sure, hashed).look()
     return survey
 
 
@@ -156,6 +161,7 @@ class _Home:
     folder: Path
     survey: Survey
     rewrite: Callable[[Path], object]
+    sure: TextSearch | None
     hashed: bool
 
     @cached_property
@@ -178,7 +184,7 @@ class _Home:
             elif path.name == BASELINES:
                 for inner in sorted(path.iterdir()):
                     if inner.is_dir() and not inner.is_symlink():
-                        _Home(self.run, inner, self.survey, self.rewrite, self.hashed).look()
+                        replace(self, folder=inner).look()
                     else:
                         self._leave(inner)
             elif path.name == TRACKING:
@@ -199,6 +205,9 @@ class _Home:
             reason = "not known to be without rows, such as examples; it is written again without"
             reason += f"; {UNSIGNED}" if (self.folder / SIGNATURE_FILE).exists() else ""
             self._hold(path, reason, [path], partial(self._write_again, path))
+        elif path.name == STAGES_FILE and self._has_stages():
+            remove = partial(add_stages, (), self.folder)
+            self._hold(path, "not as this version writes it; it is written again", [path], remove)
         elif path.name in _FILES or again:
             remove = partial(path.unlink, missing_ok=True)
             self._hold(path, _FILES.get(path.name, _HALF), [path], remove)
@@ -211,6 +220,11 @@ class _Home:
             if self._is_recorded(path):
                 return path.name not in REPORT_FILES or not any(sign in path.read_bytes() for sign in _SIGNS)
             return path.name in _FORMS and _FORMS[path.name](path)
+        return False
+
+    def _has_stages(self) -> bool:
+        with suppress(MsaError):
+            return bool(load_stages(self.folder))
         return False
 
     def _is_recorded(self, path: Path) -> bool:
@@ -227,7 +241,7 @@ class _Home:
         """Write a report without rows; remove what is not known to be one then."""
         if not self.survey.strays and path.exists():  # from files that are not known, rows could come into it
             self.rewrite(self.folder)
-        if not _Home(self.run, self.folder, self.survey, self.rewrite, False)._is_known(path):
+        if not replace(self)._is_known(path):  # by the record as it is now
             path.unlink(missing_ok=True)
 
     def _look_into(self, folder: Path) -> None:
@@ -249,24 +263,25 @@ class _Home:
             for path in sorted(folder.iterdir()):
                 if path.is_dir() and not path.is_symlink():
                     self._look_into(path)
-                elif not path.is_symlink() and self._is_recorded(path):
+                elif not path.is_symlink() and (
+                    self._is_recorded(path) or (path.name == REPORT_FILE and self._is_without_rows(path))
+                ):
                     self._keep_summary(folder)
                 elif path.name == f"{REPORT_FILE}.tmp" and path.is_file():
                     self._hold(path, _HALF, [path], partial(path.unlink, missing_ok=True))
                 else:
-                    self._leave(path, _DAMAGED if MANIFEST in files else _FOREIGN)
+                    self._leave(path, _DAMAGED if MANIFEST in files else NOT_OURS)
 
     def _look_at_stage(self, folder: Path, files: Mapping[str, Path], manifest: Mapping[str, Any]) -> None:
         """Look at a folder with a manifest of msa-lite."""
         kind, strange = manifest["kind"], strange_files(folder, manifest)
         strange.pop(f"{MANIFEST}.tmp", None)  # a kill has left it
-        links = {name: path for name, path in files.items() if path.is_symlink()}
-        for path in {**strange, **links}.values():
-            self._leave(path)
-        if links.keys() - strange:  # what they point to would be forgotten with them
-            return
-        own = {name: path for name, path in files.items() if name not in strange}
-        is_result, names = kind in RESULTS and self._is_recorded(folder / MANIFEST), own.keys() | manifest["files"]
+        links = {name for name, path in files.items() if path.is_symlink()} - strange.keys()
+        own = {name: path for name, path in files.items() if name not in strange.keys() | links}
+        for name in strange.keys() | links:
+            self._leave(files[name])
+        is_result = kind in RESULTS and self._is_recorded(folder / MANIFEST)
+        names = own.keys() | manifest["files"].keys() - links
         if is_result:
             staying, hashed = {MANIFEST, *manifest["files"]}, self.hashed
         elif kind in RECORDED:
@@ -275,19 +290,29 @@ class _Home:
             self._leave(folder, f"{RECORD_FILE} names no such {kind}, so whether it knows the data is unknown")
             return
         else:
-            self._hold(folder, HOLDS.get(kind, _ALL), own.values(), partial(remove_ours, folder))
+            remove = partial(drop_files, folder, own) if links else partial(remove_ours, folder)
+            if own.keys() - {MANIFEST} or not links:  # while a link is there, the manifest tells what its file is
+                self._hold(folder, HOLDS.get(kind, _ALL), own.values(), remove)
             return
         named = [(name, item) for name, item in manifest["files"].items() if name in own.keys() & staying]
         faults = {name: fault for name, item in named if (fault := file_fault(own[name], item, hashed))}
+        if CARD_FILE in faults and self._is_without_rows(own[CARD_FILE]):
+            del faults[CARD_FILE]  # people edit cards
         for name, fault in faults.items():
             self._leave(own[name], f"{fault} since msa-lite wrote it")
-        if is_result and not faults:
+        if is_result and not faults and not links:
             self.survey.kept.append(Remark(self._name(folder), RESULTS[kind]))
         elif not is_result:
             self._keep_summary(folder)
         if gone := names - staying:  # those of a removal that was killed, too
             remove = partial(drop_files, folder, gone)
             self._hold(folder, ROWS, [own[name] for name in gone & own.keys()], remove)
+
+    def _is_without_rows(self, path: Path) -> bool:
+        """Check whether a file was searched for the rows to forget, and holds none."""
+        with suppress(MsaError, OSError):
+            return bool(self.sure and not self.sure.is_in(path))
+        return False
 
     def _is_other(self, folder: Path) -> bool:
         """Check whether a model is surely not the result: that is known, or this one has a place of its own."""
@@ -303,7 +328,7 @@ class _Home:
         size = sum(file.lstat().st_size for file in files)
         self.survey.holdings.append(Holding(self._name(path), reason, size, remove))
 
-    def _leave(self, path: Path, reason: str = _FOREIGN) -> None:
+    def _leave(self, path: Path, reason: str = NOT_OURS) -> None:
         """Enter what is not known."""
         if path.is_symlink():
             reason = f"a link to {printable(os.readlink(path))}, which is not followed"
@@ -324,13 +349,16 @@ def _is_recipe(path: Path) -> bool:
 def _is_purge_note(path: Path) -> bool:
     note = read_object(path)
     items = note.get("removed")
-    return note.keys() <= {"began", "removed", "ended"} and isinstance(items, list) and all(map(_is_entry, items))
+    times = [note.get("began"), note.get("ended") or utc(0)]
+    is_whole = note.keys() <= {"began", "removed", "ended"} and all(_TIME.fullmatch(str(value)) for value in times)
+    return is_whole and isinstance(items, list) and all(map(_is_entry, items))
 
 
 def _is_entry(item: Any) -> bool:
     return isinstance(item, dict) and item.keys() <= set(Holding.json_keys)
 
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _SIGNATURE = re.compile(r"-----BEGIN SSH SIGNATURE-----\n[A-Za-z0-9+/=\n]+-----END SSH SIGNATURE-----\n?")
 _FORMS: dict[str, Callable[[Path], bool]] = {
     RECIPE_FILE: _is_recipe,

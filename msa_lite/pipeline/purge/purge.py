@@ -31,7 +31,7 @@ from msa_lite.pipeline.purge.holdings import RESULTS, Holding, Remark, remove_em
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.report import write_run_report
 from msa_lite.record.facts import utc
-from msa_lite.record.seal import RECORD_FILE, load_record
+from msa_lite.record.seal import KEY_FILE, RECORD_FILE, RowContent, load_key, load_record
 from msa_lite.report.run.provenance import PURGED_FILE, result_revision
 
 logger = logging.getLogger(__name__)
@@ -96,18 +96,19 @@ def purge(folder: str | Path, remove: bool = False, also: Sequence[str | Path] =
     run or shows it; StageError, once all else is gone, for files that could not be removed or may hold rows.
     """
     run = open_run(folder)
+    search, sure = _search(run)  # before the removal: the rows may lie in the folder
     if not remove:
-        return _survey(run, also)
+        return _survey(run, also, sure)
     with ExitStack() as locks:
         locks.enter_context(locked(run.folder, PURGING))  # before the others, so that no baseline begins unseen
         for place in run_folders(run):
             locks.enter_context(locked(place))
             locks.enter_context(in_use(place, alone=True))
-        listed = _survey(run, also, hashed=True)
+        listed = _survey(run, also, sure, hashed=True)
         is_unended = _read_note(run.folder).get("ended", utc(0)) is None
         if listed.holdings or listed.strays or is_unended:
-            _remove(run, listed)
-        return replace(listed, removed=True, kept=survey_run(run, _write_report).kept)
+            _remove(run, listed, search, sure)
+        return replace(listed, removed=True, kept=survey_run(run, _write_report, sure).kept)
 
 
 def purge_command(folder: Path) -> str:
@@ -115,9 +116,9 @@ def purge_command(folder: Path) -> str:
     return f"msa-lite purge {shlex.quote(str(folder))} --yes"
 
 
-def _survey(run: RunFolder, also: Sequence[str | Path], hashed: bool = False) -> Purge:
+def _survey(run: RunFolder, also: Sequence[str | Path], sure: TextSearch | None, hashed: bool = False) -> Purge:
     """Return what there is before anything is removed."""
-    survey = survey_run(run, _write_report, hashed)
+    survey = survey_run(run, _write_report, sure, hashed)
     holdings = [*survey.holdings, *_choose(run, survey.strays, also)]
     purged = _read_note(run.folder).get("began")
     elsewhere, strays = [*_elsewhere(run), *_made_from(run)], [*survey.strays.values()]
@@ -152,12 +153,11 @@ def _choose(run: RunFolder, strays: dict[Path, Remark], also: Sequence[str | Pat
         yield Holding(printable(place.relative_to(run.folder)), _CHOSEN, size, remove)
 
 
-def _remove(run: RunFolder, listed: Purge) -> None:
+def _remove(run: RunFolder, listed: Purge, search: TextSearch | None, sure: TextSearch | None) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then.
 
     Raise it, too, for what may hold rows: files that are not known, and those in which a row is found.
     """
-    search = _search(run)
     file = run.folder / PURGED_FILE
     note: dict[str, Any] = {"began": utc(time.time()), "removed": []} | _read_note(run.folder)
     removed = note["removed"] if isinstance(note["removed"], list) else []
@@ -175,7 +175,7 @@ def _remove(run: RunFolder, listed: Purge) -> None:
         except OSError as error:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run, [run.folder / entry["name"] for entry in note["removed"]])
-    strays = survey_run(run, _write_report, hashed=True).strays
+    strays = survey_run(run, _write_report, sure, hashed=True).strays
     faults += [f"{remark.name}: {remark.reason}" for remark in strays.values()]
     faults += [f"{name}: a row to forget stands in it" for name in _found(run, search, strays)]
     if faults:
@@ -205,12 +205,19 @@ def _write_report(home: Path) -> None:
         )
 
 
-def _search(run: RunFolder) -> TextSearch | None:
-    """Return a search for the rows to forget; None where no file of this machine has them any more."""
+def _search(run: RunFolder) -> tuple[TextSearch | None, TextSearch | None]:
+    """Return a search for the rows to forget; None where no file of this machine has them any more.
+
+    And the same once more where it is sure to be for all rows: the record has the hashes of no others; else None.
+    """
     sources = [(key, source) for key, source in forget_sources(run) if not is_remote_data(source)]
+    search = None
     with suppress(MsaError):
-        return TextSearch(_texts(run, sources))
-    return None
+        rows = _rows(run, sources)
+        search = TextSearch(text for row in rows for text in row)
+        known = load_key(run.folder / KEY_FILE).hash_rows(rows).rows
+        return search, search if {*load_record(run.folder / RECORD_FILE).forget_rows.rows} <= {*known} else None
+    return search, None
 
 
 def _found(run: RunFolder, search: TextSearch | None, strays: Iterable[Path]) -> Iterator[str]:
@@ -290,7 +297,7 @@ def search_folders(folder: str | Path, places: Sequence[str | Path]) -> FoundRow
     Raise UsageError for a folder that is no run or not there, and for rows whose files are gone.
     """
     run = open_run(folder)
-    search = TextSearch(_texts(run, forget_sources(run)))
+    search = TextSearch(text for row in _rows(run, forget_sources(run)) for text in row)
     if not search:
         raise UsageError(f"{run.folder}: all texts of its rows are too short to be looked for")
     found, unread = [], []
@@ -315,7 +322,7 @@ def forget_sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
             yield key, data.source(run.recipe.columns)
 
 
-def _texts(run: RunFolder, sources: Iterable[tuple[str, DataSource]]) -> list[str]:
+def _rows(run: RunFolder, sources: Iterable[tuple[str, DataSource]]) -> list[RowContent]:
     rows, faults = list[Row](), []
     for key, source in sources:
         try:
@@ -324,7 +331,7 @@ def _texts(run: RunFolder, sources: Iterable[tuple[str, DataSource]]) -> list[st
             faults.append(f"{key}: {error}")
     if faults:
         raise UsageError(join_faults(f"{run.folder}: its rows cannot be read; put their files back to search:", faults))
-    return [text for row in rows for text in (row.question, row.answer, row.text)]
+    return [(row.question, row.answer, row.text) for row in rows]
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 _MOST = 5
-_IDLE = ("publish.", "request", "track", "attack", "evidence")  # these decide nothing about the model
+_IDLE = ("publish.", "request", "track", "attack", "evidence", "merge.keep_moments")  # no matter to the model
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:

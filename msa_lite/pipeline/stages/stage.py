@@ -22,7 +22,7 @@ from msa_lite.errors import ALL_THE_SAME, MismatchError, RecipeError, StageError
 from msa_lite.io.console.progress import Progress, Step, announce
 from msa_lite.io.files.writing import nearest_place
 from msa_lite.io.finished.manifest import partial_folder, previous_folder
-from msa_lite.io.finished.seal import load_manifest, remove_ours, why_unfinished
+from msa_lite.io.finished.seal import entries, load_manifest, remove_ours, why_unfinished
 from msa_lite.io.models.devices import bytes_of_others, free_ram, host_memory
 from msa_lite.io.models.transit import check_room
 from msa_lite.pipeline.stages.facts import Facts
@@ -64,7 +64,7 @@ class Stage:
     def listed(self, home: Path) -> ListedStage:
         """Return it as the list in a run's folder has it."""
         folder = None if self.folder is None else Path(os.path.relpath(self.folder, home)).as_posix()
-        return ListedStage(self.name, self.kind, folder, self.says)
+        return ListedStage(self.name, self.kind, folder)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,9 @@ def execute(stages: Sequence[Stage], progress: Progress, later: Sequence[Step] =
             results[stage.name] = stage.run(progress)
         for other in (other for other in stages if other.temporary and stage in _users(other, stages)[-1:]):
             assert other.folder is not None, "it goes"
-            if (load_manifest(other.folder) or {"kind": other.temporary})["kind"] == other.temporary:
-                remove_ours(other.folder)  # of a folder without a manifest, this takes no file
+            is_own = (load_manifest(other.folder) or {"kind": other.temporary})["kind"] == other.temporary
+            if is_own and not remove_ours(other.folder) and entries(other.folder):  # without a manifest, none is ours
+                logger.warning("%s: holds files that are not as msa-lite wrote them, so they stay", other.folder)
     return results
 
 

@@ -1,4 +1,4 @@
-"""The list of a run's stages as a file in its folder: what each is for, and what the run is to make."""
+"""The list of a run's stages as a file in its folder: the folder of each, and what the run is to make."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class ListedStage:
     kind: str
     folder: str | None
     """From the run's folder; None where the stage makes none."""
-    says: str
-    """What it is for, in a clause."""
 
 
 @dataclass(frozen=True)

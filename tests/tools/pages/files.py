@@ -36,7 +36,7 @@ RUN: dict[str, tuple[bool, str]] = {
     "confirmed: only for an auditor whom you trust"),
     SIGNATURE_FILE: (False, "Your signature of the record, if you signed it"),
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
-    STAGES_FILE: (False, "The list of the stages: what each is for, and where it lies"),
+    STAGES_FILE: (False, "The list of the stages, and where each lies"),
     PROMPT_FILE: (True, "With `prompt: auto`: the target's score in each form"),
     ANSWERS_FILE: (True, "What models answered and how they scored texts, so that all runs of the recipe ask it "
     "once"),
