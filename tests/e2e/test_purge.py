@@ -216,6 +216,11 @@ def test_what_is_known_by_its_content_goes_or_stays_under_any_name(run: Path, hi
     strays = {"my model/", "other/", "record.json", "verdict.json"}
     assert {remark.name for remark in purge(run).strays} == strays, "without a record, nobody knows a model"
     (run / "record.json").write_text(record)
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace("forget.jsonl", "retain.jsonl"))
+    strays = {"my model/README.md", "attacks/prompt/report.json"}
+    assert {remark.name for remark in purge(run).strays} == strays, "the rows are others, so a search shows nothing"
+    (run / "recipe.yaml").write_text(text)
     result = purge(run, remove=True)
     assert {remark.name: remark.reason for remark in result.kept}["my model"] == "the unlearned model"
     assert (result.strays, holding(run, forms(history))) == ([], set())

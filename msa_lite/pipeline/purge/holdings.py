@@ -299,7 +299,7 @@ class _Home:
         if CARD_FILE in faults and self._is_without_rows(own[CARD_FILE]):
             del faults[CARD_FILE]  # people edit cards
         for name, fault in faults.items():
-            self._leave(own[name], f"{fault} since msa-lite wrote it")
+            self._leave(own[name], f"not as msa-lite wrote it: {fault}")
         if is_result and not faults and not links:
             self.survey.kept.append(Remark(self._name(folder), RESULTS[kind]))
         elif not is_result:
