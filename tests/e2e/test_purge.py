@@ -163,6 +163,8 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     outside = tmp_path / "outside"
     (run / "vectors").rename(outside)
     (run / "vectors").symlink_to(outside)
+    (run / "copies").mkdir()
+    (run / "copies/vectors").symlink_to(outside)
     (run / "notes").mkdir()
     (run / "notes/mine.txt").write_bytes(forms(history)[0])
     (run / "todo.txt").write_text("buy milk")
@@ -178,7 +180,7 @@ def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path:
     with pytest.raises(StageError, match=r"evaluation/ideal/forget.jsonl: .*its manifest.json is damaged"):
         purge(run, remove=True)
     left = {remark.name: remark.reason for remark in result.strays}
-    assert left["vectors"] == f"a link to {outside}, which is not followed"
+    assert left["copies/vectors"] == left["vectors"] == f"a link to {outside}, which is not followed"
     assert left["notes/"] == left["todo.txt"] == left["evaluation/target/copy.jsonl"] == NOT_OURS
     assert "its manifest.json is damaged" in left["evaluation/ideal/forget.jsonl"]
     assert hashes(outside, *LATER) == before
@@ -213,7 +215,7 @@ def test_what_is_known_by_its_content_goes_or_stays_under_any_name(run: Path, hi
     reseal(run / "other")
     record = (run / "record.json").read_text()
     (run / "record.json").write_text("{}")
-    strays = {"my model/", "other/", "record.json", "verdict.json"}
+    strays = {"my model/", "other/", "record.json", "verdict.json", "attacks/prompt/report.json"}
     assert {remark.name for remark in purge(run).strays} == strays, "without a record, nobody knows a model"
     (run / "record.json").write_text(record)
     text = (run / "recipe.yaml").read_text()

@@ -257,8 +257,8 @@ class _Home:
         elif manifest := load_manifest(folder):
             self._look_at_stage(folder, files, manifest)
         elif not any(path.name in (MANIFEST, MARKER) or self._is_recorded(path) for path in files.values()):
-            if files:
-                self._leave(folder)
+            for path in [folder, *(path for path in files.values() if path.is_symlink())] if files else ():
+                self._leave(path)  # a link by itself, too: it tells where the data is
         else:
             for path in sorted(folder.iterdir()):
                 if path.is_dir() and not path.is_symlink():
