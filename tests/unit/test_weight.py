@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_013,
+    "lines of the package": 35_043,
     "modules": 281,
-    "lines of the tests": 42_755,
-    "words of the docs": 49_984,
+    "lines of the tests": 42_779,
+    "words of the docs": 49_980,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
