@@ -157,12 +157,12 @@ def states_of(recipe: dict[str, Any], *overrides: str) -> dict[str, str]:
     return {state.name: state.state for state in msa_lite.dry_run(recipe, overrides=overrides).stages}
 
 
-def test_moments_that_cannot_go_are_named(recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_moments_that_cannot_go_are_named(recipe: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     recipe["merge"] = {"filter": 1.5, "keep_moments": True}
     folder = msa_lite.run(recipe).folder
     (folder / "moments/manifest.json").write_text("7")
     msa_lite.run(recipe, ["merge.keep_moments=false"])
-    told = capsys.readouterr().err
+    told = caplog.text
     assert f"{folder / 'moments'}: holds" in told, "unknown files are not removed, and not left without a word"
     assert "keep_moments" not in told, "it decides nothing about the model"
 
