@@ -336,7 +336,7 @@ def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.M
 
 
 COMMAND = """
-import sys, types, webbrowser
+import signal, sys, types, webbrowser
 from pathlib import Path
 import msa_lite.web
 from msa_lite.cli.asking import web_command
@@ -344,6 +344,7 @@ from msa_lite.cli.asking import web_command
 panel = types.SimpleNamespace(names=[], missing={}, close=lambda: None, run=types.SimpleNamespace(folder=Path()))
 msa_lite.web.server.open_panel = lambda folder, several: panel
 webbrowser.open = lambda address: print(address, flush=True)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 web_command(["/", "--open"])
 """
 
@@ -359,6 +360,9 @@ def test_the_file_with_the_token_is_of_this_user_and_goes_with_the_page(number: 
         with reply(int(address.split(":")[2].split("/")[0]), "/") as response:
             assert response.status == 404
         process.send_signal(number)
-        _, err = process.communicate(timeout=WAIT)
+        try:
+            _, err = process.communicate(timeout=WAIT)
+        finally:
+            process.kill()
         assert (process.returncode, "Traceback" in err) == (0, False), err
     assert not list(tmp_path.iterdir())
