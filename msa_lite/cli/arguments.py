@@ -35,7 +35,7 @@ class Folder(click.Path):
         """Return the folder. Raise UsageError for any other path, with the nearest name beside it."""
         try:
             folder = super().convert(value, param, ctx)
-            if not os.path.isdir(folder):  # click takes pipes and devices
+            if os.path.exists(folder) and not os.path.isdir(folder):  # click takes pipes and devices
                 raise click.BadParameter(value)
             return folder
         except click.BadParameter as error:

@@ -60,6 +60,7 @@ def test_models_stored_as_codes_are_dequantised_once_and_the_run_goes_on_with_th
 
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     AutoModelForCausalLM.from_pretrained(history / "prior", quantization_config=config).save_pretrained(prior)
+    (prior / "manifest.json").unlink()
     settings = json.loads((adapter / ADAPTER_CONFIG).read_text())
     (adapter / ADAPTER_CONFIG).write_text(json.dumps(settings | {"base_model_name_or_path": str(prior)}))
     recipe = quick(recipe, target=str(adapter), prior=str(prior), output=str(tmp_path / "run"))
@@ -192,6 +193,7 @@ def edit_tokenizer(folder: Path, out: Path, change: Callable[[dict[str, Any]], A
     content = json.loads((out / "tokenizer.json").read_text())
     change(content)
     (out / "tokenizer.json").write_text(json.dumps(content))
+    (out / "manifest.json").unlink()
     return str(out)
 
 
@@ -242,6 +244,7 @@ def test_a_prior_that_is_the_target_is_refused(
         prior = Path(shutil.copytree(prior, tmp_path / "prior"))
     if same == "weights":
         (prior / "generation_config.json").write_text('{"max_length": 3}')
+        (prior / "manifest.json").unlink()
     with pytest.raises(MismatchError, match="Give the model from before your fine-tuning as `prior`"):
         prepared({**recipe, "prior": str(prior)})
     assert not (tmp_path / "run").exists()

@@ -95,6 +95,7 @@ def almost(model: Path, folder: Path) -> Path:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][0] += 1e-4
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "manifest.json").unlink()
     return folder
 
 

@@ -15,7 +15,7 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import read_records
 from msa_lite.io.files.writing import json_form
-from msa_lite.io.finished.seal import load_manifest, verify_folder, write_manifest
+from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import load_report
@@ -69,21 +69,6 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
         assert verify_folder(run / stage) == []
     assert result.merged.tensors_touched > 0
-
-
-def test_a_sweep_that_stops_after_its_merge_leaves_no_report_of_another_model(
-    grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*arguments: Any) -> None:
-        (tmp_path / "run/report.json").write_text("{}")  # as a run before has left it
-        (tmp_path / "run/model").mkdir()
-        write_manifest(tmp_path / "run/model", {"made_by": "msa-lite", "kind": "model", "inputs": {}, "files": {}})
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("msa_lite.pipeline.verbs.run.execute", stop)
-    with pytest.raises(KeyboardInterrupt):
-        msa_lite.sweep(grid)
-    assert not (tmp_path / "run/report.json").exists()
 
 
 def test_each_point_of_the_grid_is_tried_and_the_best_is_chosen(swept: tuple[dict[str, Any], Any]) -> None:
