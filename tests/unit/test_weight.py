@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_043,
+    "lines of the package": 35_041,
     "modules": 281,
     "lines of the tests": 42_775,
     "words of the docs": 49_980,

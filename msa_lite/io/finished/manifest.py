@@ -145,8 +145,8 @@ def stage_folder(
 
     When the block raises, the partial folder is removed. That of a resumable stage is kept, unless the error was marked
     by `discarded`; the same inputs get it again with its content. resume_key: what has to be equal for that, where not
-    all inputs decide the costly work. Raise OutputError when another process is building the same folder, StageError
-    in the place of a library's error of a full disk.
+    all inputs decide the costly work. private: True for files that only their owner may read. Raise OutputError when
+    another process is building the same folder, StageError in the place of a library's error of a full disk.
     """
     check_free(folder, kind)
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
@@ -182,17 +182,17 @@ def stage_folder(
                     "finished stages stay"
                 ) from error
             raise
-        known = hashes or {}
-        files = {
-            name: describe_file(path, known.get(name))
-            for name, path in entries(partial).items()
-            if name not in (MANIFEST, *WORKING)
-        }
-        facts = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
-        write_manifest(partial, {**facts, "versions": software_versions()})
+        _describe(partial, {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {})}, hashes or {})
         write_json(partial / MARKER, {**fingerprint, "done": hash_file(partial / MANIFEST)})
         _set_modes(partial, private)
         _put_in_place(partial, folder, seen)
+
+
+def _describe(partial: Path, facts: dict[str, Any], hashes: dict[str, str]) -> None:
+    """Write the manifest of a folder: facts, and all its files. hashes: SHA-256 of those whose writing gave it."""
+    paths = {name: path for name, path in entries(partial).items() if name not in (MANIFEST, *WORKING)}
+    files = {name: describe_file(path, hashes.get(name)) for name, path in paths.items()}
+    write_manifest(partial, {**facts, "files": files, "versions": software_versions()})
 
 
 def _check_partial(partial: Path) -> None:

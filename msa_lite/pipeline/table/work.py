@@ -75,8 +75,9 @@ def look_at_table(source: TableSource, overrides: Iterable[str] = (), *, only: S
     """Return what `table` would do. Nothing is written; models and data that are not here are notes."""
     loaded = load_table_recipe(source, overrides)
     wanted = choose_rows(table_rows(loaded), only)
-    notes = _going_out(wanted)
+    notes: list[str] = []
     try:
+        notes += _going_out(wanted)
         check_table(loaded, wanted)
     except MsaError as error:
         notes.append(f"the table would be refused now: {error}")
