@@ -84,33 +84,37 @@ class Lab:
         self.sources = {name: fetch(str(self.run / "history" / name)) for name in ("prior", "target", "ideal")}
         self.tokenizer = open_tokenizer(self.sources["target"].folder, "target")
         self.pad = self.tokenizer.pad_token_id or 0
+        self.prompter = Prompter.build(self.tokenizer, "default", Template())
         self.rows = {name: self._read(name) for name in ("forget", "retain", "holdout")}
         lines = (self.run / "vectors/retain/rows.jsonl").read_text("utf-8").splitlines()
         learnt = {json.loads(line)["index"] for line in lines}
         others = [e for e in self.rows["retain"] if e.index not in learnt]
         self.rows |= {"learnt": [e for e in self.rows["retain"] if e.index in learnt]}
         self.rows |= {"choose": others[::2], "test": others[1::2]}
-        self.rows["text"] = encode_text(UNRELATED, self.tokenizer, 128)
+        self.rows["text"] = encode_text(UNRELATED, self.prompter, 128)
         self.model = AutoModelForCausalLM.from_pretrained(self.sources["target"].folder, dtype=torch.float32).eval()
         self.before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        self.target = {name: self.score(name) for name in PARTS}
-        self.ideal = self._score_ideal()
+        self.known = self._score_known()
+        self.target, self.ideal = (arrays_of(self.known[name]["rows"]) for name in ("target", "ideal"))
 
-    def _score_ideal(self) -> dict[str, Scores]:
-        """Return the ideal's scores, and how much of one half it learns from the other; the lab keeps its target."""
-        self.model, target = (
-            AutoModelForCausalLM.from_pretrained(self.sources["ideal"].folder).float().eval(),
-            self.model,
-        )
-        scores = {name: self.score(name) for name in PARTS}
-        self.relearnt_by_ideal = self.relearn()
+    def _score_known(self) -> dict[str, Any]:
+        """Return the scores of target and ideal, and what the ideal relearns, unless the file with them is there."""
+        file, models = self.out / "known.json", {name: source.revision for name, source in self.sources.items()}
+        if file.exists() and (known := json.loads(file.read_text("utf-8"))).get("models") == models:
+            return known
+        target, known = self.model, {"models": models}
+        known["target"] = {"rows": lists_of({name: self.score(name) for name in PARTS})}
+        self.model = AutoModelForCausalLM.from_pretrained(self.sources["ideal"].folder).float().eval()
+        rows = lists_of({name: self.score(name) for name in PARTS})
+        known["ideal"] = {"rows": rows, "relearnt": self.relearn()}
         self.model = target
-        return scores
+        file.write_text(json.dumps(known), "utf-8")
+        return known
 
     def _read(self, name: str) -> list[Example]:
         lines = (self.run / f"history/data/{name}.jsonl").read_text("utf-8").splitlines()
         rows = [Row(i, value["question"], value["answer"]) for i, value in enumerate(map(json.loads, lines))]
-        return encode_qa(rows, Prompter.build(self.tokenizer, "default", Template()))
+        return encode_qa(rows, self.prompter)
 
     @torch.no_grad()
     def score(self, name: str, model: Any = None) -> Scores:
@@ -453,6 +457,11 @@ def lists_of(parts: Mapping[str, Scores]) -> dict[str, Any]:
     return {part: {key: values.tolist() for key, values in of.items()} for part, of in parts.items()}
 
 
+def arrays_of(parts: Mapping[str, Any]) -> dict[str, Scores]:
+    """Return scores as they were before `lists_of`."""
+    return {part: {key: np.array(values) for key, values in of.items()} for part, of in parts.items()}
+
+
 def summary(line: Mapping[str, Any], known: Mapping[str, Any], draw: Any = None) -> dict[str, float]:
     """Return the measures of a variant. draw: indices of rows by set, for a bootstrap sample."""
 
@@ -532,9 +541,6 @@ def main() -> None:
     silence_libraries()
     for run in options.runs:
         lab = Lab(run)
-        known = {"target": {"rows": lists_of(lab.target)}}
-        known |= {"ideal": {"rows": lists_of(lab.ideal), "relearnt": lab.relearnt_by_ideal}}
-        (lab.out / "known.json").write_text(json.dumps(known), "utf-8")
         for name, columns in variants(lab).items():
             if name in results(run) or (options.only and name not in options.only):
                 continue
@@ -542,7 +548,7 @@ def main() -> None:
             line = measure(lab, name, columns())
             with (lab.out / "results.jsonl").open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
-            values = summary(line, known)
+            values = summary(line, lab.known)
             told = ", ".join(f"{key} {value:.3g}" for key, value in values.items())
             print(f"  {line['chosen']}: {told}", flush=True)
 
