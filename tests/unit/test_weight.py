@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_041,
     "modules": 281,
-    "lines of the tests": 42_775,
+    "lines of the tests": 42_934,
     "words of the docs": 49_980,
     "commands": 24,
     "options": 110,
