@@ -5,13 +5,13 @@
 The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 − θ_0 the weight β. Several requests are one sum:
 each brings a forget vector, and may bring a retain vector. A baseline has a single term, the vector that it trained.
 
-Not of the paper is the filter of a forget vector, `layer_filter`: it keeps the change of each layer's output on
+Not of the paper is the filter of a forget vector, `Filter`: it keeps the change of each layer's output on
 forget rows, and suppresses that on retain rows. `merge.filter: off` leaves the paper's formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -98,57 +98,52 @@ times as large, and other texts suffered.
 """
 
 
-@dataclass(frozen=True)
 class Filter:
-    """The filter of one layer's change D (out, in): D′ = share · D + (D · left) · system⁻¹ · right.
-
-    The system is solved for the rows that are given, which are few for an adapter. `solved` is for many.
-    """
-
-    share: float
-    left: np.ndarray
-    """(in, k)."""
-    right: np.ndarray
-    """(k, in)."""
-    system: np.ndarray | None
-    """(k, k), symmetric; None for the identity."""
-
-    def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Return D′ for some rows (n, in) of D."""
-        inner = rows @ self.left
-        if self.system is not None:
-            inner = np.linalg.solve(self.system, inner.T).T
-        filtered: np.ndarray = self.share * rows + inner @ self.right
-        return filtered
-
-    def solved(self) -> Filter:
-        """Return the same filter with its system solved once for all rows."""
-        if self.system is None:
-            return self
-        return Filter(self.share, self.left, np.linalg.solve(self.system, self.right), None)
-
-
-def layer_filter(forget: np.ndarray, retain: np.ndarray, strength: float) -> Filter:
-    """Return what makes D′ = D C_f (C_f + λ C_r)⁻¹ of the change D (out, in) of one linear layer.
+    """The filter of one linear layer, for all strengths λ: D′ = D C_f (C_f + λ C_r)⁻¹ of its change D (out, in).
 
     That is the D′ which minimises tr (D′ − D) C_f (D′ − D)ᵀ + λ tr D′ C_r D′ᵀ. On forget rows the layer's output is to
     change as D changes it, on retain rows not at all. λ = 0 gives D itself.
 
-    forget, retain: (k, in) roots X of the second moments XᵀX of the layer's inputs; C_f and C_r are these over their
-    traces, with `FORGET_RIDGE`/in and `RETAIN_RIDGE`/in on the diagonal. So neither scale counts. strength: λ ≥ 0.
-    Everything is in fp64, and on the CPU even where there is a GPU, since the merger does without torch. The smaller of
-    two systems is solved: of `in` equations, or of as many as both roots have rows (Woodbury). Relatives: the
-    covariances of ROME and MEMIT (arXiv 2202.05262, 2210.07229), SAGE (arXiv 2606.18309).
+    C_f and C_r are the second moments of the layer's inputs over their traces, with `FORGET_RIDGE`/in and
+    `RETAIN_RIDGE`/in on the diagonal. So neither scale counts. Everything is in fp64, and on the CPU even where there
+    is a GPU, since the merger does without torch. The smaller of two systems is solved: of `in` equations, or of as
+    many as both roots have rows (Woodbury). Its products are made once for all λ. Relatives: the covariances of ROME
+    and MEMIT (arXiv 2202.05262, 2210.07229), SAGE (arXiv 2606.18309).
     """
-    inputs = forget.shape[1]
-    keep, drop = (np.asarray(root, np.float64) for root in (forget, retain))
-    keep = keep / (np.linalg.norm(keep) or 1.0)  # a layer that gets zeros alone is left to the ridges
-    drop = drop * (np.sqrt(strength) / (np.linalg.norm(drop) or 1.0))
-    ridge = FORGET_RIDGE / inputs
-    both = ridge + strength * RETAIN_RIDGE / inputs
-    rows = np.concatenate([keep, drop])
-    if len(rows) < inputs:
-        share, system = ridge / both, rows @ rows.T + both * np.eye(len(rows))
-        return Filter(share, np.concatenate([(1 - share) * keep, -share * drop]).T, rows, system)
-    moments = keep.T @ keep + ridge * np.eye(inputs)
-    return Filter(0.0, moments, np.eye(inputs), rows.T @ rows + both * np.eye(inputs))
+
+    def __init__(self, forget: np.ndarray, retain: np.ndarray) -> None:
+        """forget, retain: (k, in) roots X of the second moments XᵀX. Of zeros, only the ridge is left."""
+        self._rows = np.concatenate([forget, retain], dtype=np.float64)
+        self._forget, drop = self._rows[: len(forget)], self._rows[len(forget) :]
+        for root in (self._forget, drop):
+            root /= np.linalg.norm(root) or 1.0
+        self.inputs, self._is_short = forget.shape[1], len(self._rows) < forget.shape[1]
+        self._products = [part @ part.T for part in ([self._rows] if self._is_short else [self._forget.T, drop.T])]
+
+    def outputs(self, change: np.ndarray) -> np.ndarray:
+        """Return D K_fᵀ (n, k) for some rows (n, in) of D. Its squares add up to tr D C_f Dᵀ, C_f without its ridge."""
+        outputs: np.ndarray = change @ self._forget.T
+        return outputs
+
+    def apply(self, change: np.ndarray, strengths: Sequence[float]) -> Iterator[np.ndarray]:
+        """Yield D′ at each strength λ ≥ 0, for some rows (n, in) of D."""
+        ridge = FORGET_RIDGE / self.inputs
+        inner = change @ self._rows.T if self._is_short else change @ self._products[0] + ridge * change
+        for strength in strengths:
+            both = ridge + strength * RETAIN_RIDGE / self.inputs
+            if not self._is_short:
+                keep, drop = self._products
+                yield _solved(keep + strength * drop, both, inner)
+                continue
+            share, is_kept = ridge / both, np.arange(len(self._rows)) < len(self._forget)
+            weights = np.where(is_kept, 1.0, np.sqrt(strength))
+            system = self._products[0] * weights
+            system *= weights[:, None]
+            yield share * change + _solved(system, both, inner * (is_kept - share) * weights) * weights @ self._rows
+
+
+def _solved(system: np.ndarray, ridge: float, rows: np.ndarray) -> np.ndarray:
+    """Return rows · (system + ridge)⁻¹ of a symmetric system, which is changed."""
+    system.flat[:: len(system) + 1] += ridge
+    solved: np.ndarray = np.linalg.solve(system, rows.T).T
+    return solved

@@ -37,7 +37,7 @@ from msa_lite.strengths import Strengths
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 AUTO: Literal["auto"] = "auto"
-AUTO_FILTERS = (1.0, 4.0)
+AUTO_FILTERS = (1.0, 4.0, 16.0)
 """The strengths λ of the filter that `merge.filter: auto` tries."""
 NO_PRIOR = (
     "the recipe names no prior, so the vectors are fitted from the target itself (task_vector); with the filter this "

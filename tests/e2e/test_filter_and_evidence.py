@@ -21,6 +21,7 @@ from msa_lite.evidence.nearer import Nearer
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
+from msa_lite.recipe.schema import AUTO_FILTERS
 from tests.e2e.conftest import CallCli, prepared, times, tiny_recipe
 from tests.support.pages import page_text
 
@@ -172,8 +173,8 @@ def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[
     recipe["retain"]["beta"] = 0.0
     begun: list[str] = []
     result = msa_lite.sweep(recipe, progress=lambda label, done, total: done or begun.append(label))
-    assert {1.0, 4.0} <= {candidate.values["filter"] for candidate in result.choice.candidates}
-    assert len(result.choice.scores) <= StrengthSearch(None, (0.0,), (1.0, 4.0)).most <= 14
+    assert {*AUTO_FILTERS} <= {candidate.values["filter"] for candidate in result.choice.candidates}
+    assert len(result.choice.scores) <= StrengthSearch(None, (0.0,), AUTO_FILTERS).most <= 14
     assert begun.count("moments") == 1
 
 

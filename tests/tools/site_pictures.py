@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.merger.formula import layer_filter
+from msa_lite.merger.formula import Filter
 from tests.support.browser import ANSWERED, browser
 from tests.tools.arrows import ROOT
 
@@ -84,7 +84,7 @@ def filtered() -> Drawing:
     """Return how much of a layer's change the filter keeps, by the rows that take a direction of its input."""
     picture = Drawing(720, 250, "The filter keeps what only the rows to forget take, and halves what both take")
     forget, retain = (np.diag(np.sqrt(taken)) for taken in ((1.0, 1.0, 0.0, 0.0), (0.0, 1.0, 1.0, 0.0)))
-    shares = np.diagonal(layer_filter(forget, retain, 1.0).apply(np.eye(4)))
+    shares = np.diagonal(next(Filter(forget, retain).apply(np.eye(4), [1.0])))
     picture.text(
         30, 34, "What is left of the forget vector's change of one layer (λ = 1), by direction of input", PALE, 13
     )

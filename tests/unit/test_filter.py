@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.io.finished.seal import describe_file, load_manifest, write_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
-from msa_lite.merger.filtering import filter_vector, load_moments
-from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, layer_filter
+from msa_lite.merger.filtering import filter_vector, filter_vectors, load_moments
+from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter
 from msa_lite.train.moments import write_moments
 from tests.support.fits import Killed
 from tests.support.models import save_adapter
@@ -44,7 +45,16 @@ def wanted(delta: np.ndarray, forget: np.ndarray, retain: np.ndarray, strength: 
 
 
 def filtered(delta: np.ndarray, forget: np.ndarray, retain: np.ndarray, strength: float) -> np.ndarray:
-    return layer_filter(forget, retain, strength).apply(delta)
+    return next(Filter(forget, retain).apply(delta, [strength]))
+
+
+def wanted_scale(layers: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], strength: float) -> float:
+    """s by its definition, of (D, forget, retain) of each layer."""
+    before = after = 0.0
+    for delta, forget, retain in layers:
+        moment, change = second_moment(forget, 0.0), wanted(delta, forget, retain, strength)
+        before, after = before + np.trace(delta @ moment @ delta.T), after + np.trace(change @ moment @ change.T)
+    return float(np.sqrt(before / after))
 
 
 @pytest.mark.parametrize(("forget_rows", "retain_rows"), [(5, 7), (5, 40), (60, 7), (60, 70)])
@@ -59,8 +69,8 @@ def test_the_filter_is_its_definition_however_many_rows_there_are(
     np.testing.assert_allclose(filtered(delta, forget, retain, strength), oracle, rtol=1e-9, atol=1e-10)
     scaled = filtered(delta, 1e4 * forget, 1e-4 * retain, strength)
     np.testing.assert_allclose(scaled, oracle, rtol=1e-9, atol=1e-10)
-    solved = layer_filter(forget, retain, strength).solved().apply(delta)
-    np.testing.assert_allclose(solved, oracle, rtol=1e-9, atol=1e-10)
+    energy = np.sum(Filter(forget, retain).outputs(delta) ** 2)
+    np.testing.assert_allclose(energy, np.trace(delta @ second_moment(forget, 0.0) @ delta.T), rtol=1e-12)
 
 
 def test_without_strength_it_is_the_identity_and_a_layer_that_gets_nothing_does_no_harm() -> None:
@@ -192,25 +202,20 @@ def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing
     assert load_moments(stopped).layers.keys() == load_moments(whole).layers.keys()
 
 
-def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(
-    measured: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_filtered_adapter_is_the_definition_and_keeps_its_rank(measured: dict[str, Any], tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", measured["model"])
     out = filter_vector(fetch(str(adapter)), measured["moments"], 2.0, measured["target"], None, tmp_path / "out")
     before, after = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, out))
     assert {name: t.shape for name, t in before.items()} == {name: t.shape for name, t in after.items()}
-    norms = [
-        sum(np.sum((w[f"{key}.lora_B.weight"].astype(np.float64) @ w[f"{key}.lora_A.weight"]) ** 2) for key in keys)
-        for w in (before, after)
-        for keys in [{name.partition(".lora_")[0] for name in w}]
-    ]
-    growth = (load_manifest(out) or {})["filter"]["growth"]
-    np.testing.assert_allclose(growth, np.sqrt(norms[1] / norms[0]), rtol=1e-4)
-    assert ("times as large" in caplog.text) == (growth > 3)
+    layers = {}
+    for name in layers_of(measured["model"], measured["kind"]):
+        factors = [before[f"base_model.model.{name}.lora_{letter}.weight"].astype(np.float64) for letter in "BA"]
+        layers[name] = (factors[0] @ factors[1], *(measured["plain"][side][name] for side in ROWS))
+    scale = (load_manifest(out) or {})["filter"]["scale"]
+    np.testing.assert_allclose(scale, wanted_scale(layers.values(), 2.0), rtol=1e-4)
     for name in layers_of(measured["model"], measured["kind"]):
         key = f"base_model.model.{name}.lora_{{}}.weight"
-        roots = [measured["plain"][side][name] for side in ("forget", "retain")]
-        oracle = wanted(before[key.format("A")].astype(np.float64), *roots, 2.0)
+        oracle = scale * wanted(before[key.format("A")].astype(np.float64), *layers[name][1:], 2.0)
         np.testing.assert_allclose(after[key.format("A")], oracle, rtol=1e-3, atol=1e-4 * np.abs(oracle).max())
         assert np.array_equal(after[key.format("B")], before[key.format("B")])
 
@@ -222,15 +227,119 @@ def test_a_filtered_checkpoint_changes_only_measured_layers(
     sources = [fetch(str(folder)) for folder in (tuned, prior)]
     out = filter_vector(sources[0], measured["moments"], 2.0, measured["target"], sources[1], tmp_path / "out")
     old, new, result = (load_file(folder / "model.safetensors") for folder in (prior, tuned, out))
-    layers = {f"{name}.weight": name for name in layers_of(measured["model"], measured["kind"])}
+    layers = {}
+    for name in layers_of(measured["model"], measured["kind"]):
+        delta = new[f"{name}.weight"].astype(np.float64) - old[f"{name}.weight"]
+        delta = delta.T if measured["kind"] == "gpt2" else delta
+        layers[f"{name}.weight"] = (delta, *(measured["plain"][side][name] for side in ROWS))
+    scale = (load_manifest(out) or {})["filter"]["scale"]
+    np.testing.assert_allclose(scale, wanted_scale(layers.values(), 2.0), rtol=1e-4)
     for name, value in result.items():
         if name not in layers:
             assert np.array_equal(value, old[name])
             continue
-        delta = new[name].astype(np.float64) - old[name]
-        roots = [measured["plain"][side][layers[name]] for side in ("forget", "retain")]
-        oracle = wanted(delta.T, *roots, 2.0).T if measured["kind"] == "gpt2" else wanted(delta, *roots, 2.0)
-        np.testing.assert_allclose(value - old[name], oracle, rtol=1e-3, atol=1e-4 * np.abs(oracle).max())
+        oracle = scale * wanted(*layers[name], 2.0)
+        change = (value - old[name]).T if measured["kind"] == "gpt2" else value - old[name]
+        np.testing.assert_allclose(change, oracle, rtol=1e-3, atol=1e-4 * np.abs(oracle).max())
+
+
+@pytest.mark.parametrize("measured", ["llama", "gpt2"], indirect=True)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_all_strengths_of_one_pass_are_those_of_one_each_and_a_missing_one_is_made_alone(
+    measured: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path, is_full: bool
+) -> None:
+    prior = fetch(str(make_checkpoint(measured["kind"], seed=3))) if is_full else None
+    vector = make_checkpoint(measured["kind"], seed=4) if is_full else save_adapter(tmp_path / "a", measured["model"])
+    folders = {strength: tmp_path / f"together-{strength:g}" for strength in (1.0, 4.0, 16.0)}
+
+    def weights(folder: Path) -> bytes:
+        return next(folder.glob("*.safetensors")).read_bytes()
+
+    def together() -> dict[float, int]:
+        filter_vectors(fetch(str(vector)), measured["moments"], folders, measured["target"], prior)
+        return {strength: folder.stat().st_ino for strength, folder in folders.items()}
+
+    inodes = together()
+    for strength, folder in folders.items():
+        alone = tmp_path / f"alone-{strength:g}"
+        filter_vector(fetch(str(vector)), measured["moments"], strength, measured["target"], prior, alone)
+        assert weights(alone) == weights(folder)
+        assert (load_manifest(alone) or {})["filter"] == (load_manifest(folder) or {})["filter"]
+    missing = weights(folders[4.0])
+    folders[4.0].rename(tmp_path / "aside")
+    assert {strength for strength, inode in together().items() if inode != inodes[strength]} == {4.0}
+    assert weights(folders[4.0]) == missing
+
+
+def by_hand(folder: Path, roots: dict[str, np.ndarray], factors: dict[str, np.ndarray]) -> list[Any]:
+    """A target of matrices (2, 2), moments with these roots of layers q and o, and an adapter: rank 1, scale 1 or 2."""
+    names = {letter: f"model.layers.0.self_attn.{letter}_proj" for letter in "qov"}
+    for part in ("target", "adapter"):
+        (folder / part).mkdir(parents=True)
+    save_file(
+        {f"{name}.weight": np.eye(2, dtype=np.float32) for name in names.values()}, folder / "target/model.safetensors"
+    )
+    (folder / "target/config.json").write_text('{"model_type": "llama"}')
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "alpha_pattern": {"o_proj": 2}}
+    (folder / "adapter/adapter_config.json").write_text(
+        json.dumps({**config, "target_modules": ["q_proj", "o_proj", "v_proj"]})
+    )
+    column = np.array([[1], [0]], np.float32)
+    tensors = {f"base_model.model.{names[n]}.lora_A.weight": a.astype(np.float32) for n, a in factors.items()}
+    tensors |= {f"base_model.model.{names[n]}.lora_B.weight": column for n in factors}
+    save_file(tensors, folder / "adapter/adapter_model.safetensors")
+    target = fetch(str(folder / "target"))
+    facts = {"layers": {f"{names[n]}.weight": [f"{names[n]}.weight", False] for n in "qo"}}
+    with stage_folder(folder / "moments", "moments", {"target": target.identity()}, facts) as place:
+        sides = {
+            f"{side}.{names[n]}.weight": np.diag(roots[f"{side} {n}"]).astype(np.float32) for side in ROWS for n in "qo"
+        }
+        save_file(sides, place / "moments-00001.safetensors")
+    return [fetch(str(folder / "adapter")), folder / "moments", target]
+
+
+ROOTS = {"forget q": [3.0, 1.0], "retain q": [1.0, 3.0], "forget o": [1.0, 1.0], "retain o": [1.0, 1.0]}
+FITTED = {"q": np.array([[1.0, 1.0]]), "o": np.array([[1.0, 0.0]]), "v": np.array([[5.0, 7.0]])}
+
+
+def test_one_scalar_for_the_whole_vector_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ridges: q has C_f = diag(.9, .1), C_r = diag(.1, .9), o has both I/2; D is (1, 1), and 2 · (1, 0)."""
+    for ridge in ("FORGET_RIDGE", "RETAIN_RIDGE"):
+        monkeypatch.setattr(f"msa_lite.merger.formula.{ridge}", 0.0)
+    vector, moments, target = by_hand(tmp_path, ROOTS, FITTED)
+    folders = {strength: tmp_path / f"{strength:g}" for strength in (1.0, 4.0)}
+    filter_vectors(vector, moments, folders, target, None)
+    # Before: .9 + .1 of q, 4/2 of o. λ = 1: D′ is (.9, .1) and 2 · (.5, 0). λ = 4: (9/13, 1/37) and 2 · (.2, 0).
+    expected = {
+        1.0: (3 / (0.9**3 + 0.1**3 + 0.5), [0.9, 0.1], [0.5, 0.0]),
+        4.0: (3 / (0.9 * (9 / 13) ** 2 + 0.1 / 37**2 + 0.08), [9 / 13, 1 / 37], [0.2, 0.0]),
+    }
+    for strength, (square, *rows) in expected.items():
+        record = (load_manifest(folders[strength]) or {})["filter"]
+        assert record == {"strength": strength, "scale": pytest.approx(square**0.5), "layers": 2}
+        result = load_file(folders[strength] / "adapter_model.safetensors")
+        for letter, row in zip("qo", rows, strict=True):
+            values = result[f"base_model.model.model.layers.0.self_attn.{letter}_proj.lora_A.weight"]
+            np.testing.assert_allclose(values, [np.multiply(square**0.5, row)], rtol=1e-6)
+        unmeasured = result["base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"]
+        assert np.array_equal(unmeasured, FITTED["v"])  # neither filtered nor scaled
+
+
+@pytest.mark.parametrize(
+    ("roots", "factors", "strength"),
+    [
+        ({place: [0.0, 0.0] for place in ROOTS}, {}, 1.0),  # no inputs at all
+        ({}, {"q": np.zeros((1, 2)), "o": np.zeros((1, 2))}, 1.0),  # no change
+        ({}, {}, 1e300),  # nothing left after the filter
+    ],
+)
+def test_a_vector_that_changes_no_output_on_forget_rows_is_refused(
+    tmp_path: Path, roots: dict[str, Any], factors: dict[str, Any], strength: float
+) -> None:
+    vector, moments, target = by_hand(tmp_path, ROOTS | roots, FITTED | factors)
+    with pytest.raises(MismatchError, match="outputs on the rows to forget"):
+        filter_vector(vector, moments, strength, target, None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("measured", ["llama"], indirect=True)

@@ -14,13 +14,14 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from msa_lite.data import Example
+from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, load_moments
 from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.train.moments import write_moments
-from tests.unit.test_filter import wanted
+from tests.unit.test_filter import wanted, wanted_scale
 
 EXPERTS, CHOSEN, FEW = 4, 2, 32
 
@@ -189,12 +190,19 @@ def test_a_filtered_checkpoint_changes_each_expert_by_its_own_filter(
     sources = [fetch(str(folder)) for folder in (tuned, measured.folder, prior)]
     out = filter_vector(sources[0], measured.moments, 2.0, sources[1], sources[2], tmp_path / "out")
     old, new, result = (load_file(folder / "model.safetensors") for folder in (prior, tuned, out))
-    for (name, expert), inputs in measured.matrices.items():
-        before, after, filtered = (
-            t[name][expert].T if measured.family.stacked else t[name] for t in (old, new, result)
-        )
-        expected = wanted(after.astype(np.float64) - before, *inputs, 2.0)
-        np.testing.assert_allclose(filtered - before, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    changes = {}
+    for name, expert in measured.matrices:
+        before, *others = (t[name][expert].T if measured.family.stacked else t[name] for t in (old, new, result))
+        changes[name, expert] = [values.astype(np.float64) - before for values in others]
+    check_filtered(measured, changes, out)  # s is that of the attention's layers, too
+
+
+def check_filtered(measured: Measured, changes: dict[tuple[str, int], list[np.ndarray]], out: Path) -> None:
+    """Compare each matrix's (D, s D′) with the definition: its own filter, and the s that the manifest has."""
+    scale = (load_manifest(out) or {})["filter"]["scale"]
+    for key, (change, filtered) in changes.items():
+        expected = scale * wanted(change, *measured.matrices[key], 2.0)
+        np.testing.assert_allclose(filtered, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
 def test_an_adapter_on_all_experts_of_a_layer_is_filtered(measured: Measured, tmp_path: Path) -> None:
@@ -212,10 +220,13 @@ def test_an_adapter_on_all_experts_of_a_layer_is_filtered(measured: Measured, tm
     checkpoint = load_checkpoint(measured.folder)
     before, after = (load_vector(folder, checkpoint, None).deltas for folder in (tmp_path / "adapter", out))
     assert before.keys() == {name for name, _ in measured.matrices}
-    for (name, expert), inputs in measured.matrices.items():
-        change, filtered = (change_of(deltas[name], expert, measured.family.stacked) for deltas in (before, after))
-        expected = wanted(change, *inputs, 2.0)
-        np.testing.assert_allclose(filtered, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    places = {
+        key: [change_of(deltas[key[0]], key[1], measured.family.stacked) for deltas in (before, after)]
+        for key in measured.matrices
+    }
+    check_filtered(measured, places, out)
+    oracle_scale = wanted_scale([(places[key][0], *inputs) for key, inputs in measured.matrices.items()], 2.0)
+    assert (load_manifest(out) or {})["filter"]["scale"] == pytest.approx(oracle_scale, rel=1e-4)
 
 
 def change_of(delta: Any, expert: int, stacked: bool) -> np.ndarray:

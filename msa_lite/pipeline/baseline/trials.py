@@ -163,7 +163,8 @@ class Trials:
         def fitted() -> tuple[Path, Source]:
             return self.term(*self.chosen()).vector, self.run.sources["prior"]
 
-        return filter_stage(self.context, f"change of {self.method}", self.filter, self._filtered, fitted, needs)
+        folders = {self.filter: self._filtered}
+        return filter_stage(self.context, f"change of {self.method}", self.filter, folders, fitted, needs)
 
     @property
     def _filtered(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_vector
+from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_settings, filter_vectors
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
@@ -36,14 +36,14 @@ def filter_stages(context: Context) -> tuple[list[Stage], list[Stage]]:
 
     Both are empty where the recipe has no filter.
     """
-    folder, strengths = context.scope.folder, [strength for strength in context.recipe.filters if strength]
+    strengths = [strength for strength in context.recipe.filters if strength]
+    folders = {strength: filtered_folder(context.scope.folder, strength) for strength in strengths}
 
     def fitted() -> tuple[Path, Source]:
         return context.run.vector_folder("forget"), vector_start(context.run, "forget")
 
     filtered = [
-        filter_stage(context, "forget vector", strength, filtered_folder(folder, strength), fitted, ["forget vector"])
-        for strength in strengths
+        filter_stage(context, "forget vector", strength, folders, fitted, ["forget vector"]) for strength in strengths
     ]
     return [moments_stage(context)] if strengths else [], filtered
 
@@ -52,22 +52,24 @@ def filter_stage(
     context: Context,
     what: str,
     strength: float,
-    folder: Path,
+    folders: Mapping[float, Path],
     fitted: Callable[[], tuple[Path, Source]],
     needs: Sequence[str],
 ) -> Stage:
-    """Return the stage that filters a vector into a folder. It needs the moments, too.
+    """Return the stage that filters a vector with this strength λ. It needs the moments, too.
 
-    what: the vector's name. fitted: returns the vector and the model that it was fitted from, once they are there.
+    what: the vector's name. folders: those of all strengths. The first stage whose own is missing makes all that are,
+    since they share most of the work. fitted: returns the vector and the model that it was fitted from, once they are
+    there.
     """
-    label = f"filtered {what}, λ = {strength:g}"
+    label, folder = f"filtered {what}, λ = {strength:g}", folders[strength]
 
     def make(progress: Progress) -> Path:
-        if is_finished(folder, inputs()):  # and the moments may be gone
-            return folder
-        (vector, start), target = fitted(), context.run.sources["target"]
-        moments = measure_moments(context.run, progress)
-        return filter_vector(fetch(str(vector)), moments, strength, target, start, folder, progress, label)
+        if not is_finished(folder, inputs()):  # else the moments may be gone
+            (vector, start), target = fitted(), context.run.sources["target"]
+            moments = measure_moments(context.run, progress)
+            filter_vectors(fetch(str(vector)), moments, folders, target, start, progress, label)
+        return folder
 
     def inputs() -> dict[str, Any]:
         vector, start = fitted()
@@ -80,7 +82,7 @@ def filter_stage(
         make,
         needs=[*needs, MOMENTS_FOLDER],
         inputs=inputs,
-        cost=partial(_filter_cost, context.recipe),
+        cost=partial(_filter_cost, context.recipe, len(folders)),
         says=f"the {what} without what the rows to keep use, too",
     )
 
@@ -109,8 +111,8 @@ def _moments_cost(facts: Facts, machine: Machine) -> list[StageCost]:
     return [replace(cost, kind="moments", seconds=cost.seconds if facts.rows else None, disk={"moments": disk})]
 
 
-def _filter_cost(recipe: Recipe, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of filtering the forget vector with one λ: a system of equations for each input, in RAM."""
+def _filter_cost(recipe: Recipe, strengths: int, facts: Facts, machine: Machine) -> list[StageCost]:
+    """Return the cost of filtering the forget vector with one λ of several, in RAM."""
     shape, tokens = facts.shapes["target"], sum(min(count, MOST_LABELS) for count in _tokens(facts))
     sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
     # The products of all pairs of rows, and a system; of all weights, its solution for each input, too.
@@ -160,4 +162,4 @@ def filter_identity(run: Run) -> dict[str, Any]:
     """Return what decides the filtered vectors besides the forget vector and λ, for the manifest of a choice."""
     if not any(run.recipe.filters):
         return {}
-    return {MOMENTS_FOLDER: moments_inputs(run)}
+    return {MOMENTS_FOLDER: moments_inputs(run), **filter_settings()}

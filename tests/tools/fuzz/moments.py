@@ -171,6 +171,7 @@ def _check(root: Path, outcome: Outcome, given: Mapping[str, str], strength: flo
         roots |= _arrays((root / "moments" / name).read_bytes())
     before, after = (oracle.arrays(root / folder) for folder in ("forget", "out-filtered-forget"))
     found = []
+    scale = json.loads((root / "out-filtered-forget/manifest.json").read_bytes())["filter"]["scale"]
     for name, (_, values) in before.items():
         wanted, layer = values.astype(np.float64), name.removeprefix("base_model.model.").replace("lora_A.", "")
         if layer in manifest["layers"] and ".lora_A." in name:
@@ -179,7 +180,7 @@ def _check(root: Path, outcome: Outcome, given: Mapping[str, str], strength: flo
                 x = roots[f"{side}.{first if isinstance(first, str) else first[0]}"].astype(np.float64)
                 moment = x.T @ x
                 second.append(moment / (np.trace(moment) or 1.0) + ridge / len(moment) * np.eye(len(moment)))
-            wanted = wanted @ second[0] @ np.linalg.inv(second[0] + strength * second[1])
+            wanted = scale * wanted @ second[0] @ np.linalg.inv(second[0] + strength * second[1])
         if not np.allclose(after[name][1], wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max(initial=1e-30)):
             found.append(f"{name}: not its filtered vector")
     parts = {"target": "target", "forget": "out-filtered-forget"}

@@ -104,7 +104,7 @@ FACTS = {
     "target_card": "model, adapter: licence and languages from the target's card",
     "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
     "layers": "moments: the measured layers, each with the layer or the experts whose roots it uses",
-    "filter": "vector: λ, the number of filtered layers, and the vector's size relative to before",
+    "filter": "vector: λ, the number of filtered layers, and the scalar s by which they were multiplied",
     "rows": "vector: the number of rows that were learnt",
     "micro_batch_size": "vector: the number of rows in one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
