@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from msa_lite.data import IGNORE, Example
 from msa_lite.demo.history import make_people
 from msa_lite.io.weights.checkpoint import load_checkpoint
-from msa_lite.merger.filtering import load_moments
+from msa_lite.merger.moments import load_moments
 from msa_lite.train import moments
 
 _SINGLE = 0.9  # cosine of a row that is one token

@@ -18,7 +18,8 @@ from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.blocks import Files
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
-from msa_lite.merger.filtering import filter_vector, load_moments
+from msa_lite.merger.filtering import filter_vector
+from msa_lite.merger.moments import load_moments
 from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.train.moments import write_moments
 from tests.unit.test_filter import wanted, wanted_scale
@@ -194,10 +195,10 @@ def test_a_filtered_checkpoint_changes_each_expert_by_its_own_filter(
     for name, expert in measured.matrices:
         before, *others = (t[name][expert].T if measured.family.stacked else t[name] for t in (old, new, result))
         changes[name, expert] = [values.astype(np.float64) - before for values in others]
-    check_filtered(measured, changes, out)  # s is that of the attention's layers, too
+    assert_filtered(measured, changes, out)  # s is that of the attention's layers, too
 
 
-def check_filtered(measured: Measured, changes: dict[tuple[str, int], list[np.ndarray]], out: Path) -> None:
+def assert_filtered(measured: Measured, changes: dict[tuple[str, int], list[np.ndarray]], out: Path) -> None:
     """Compare each matrix's (D, s D′) with the definition: its own filter, and the s that the manifest has."""
     scale = (load_manifest(out) or {})["filter"]["scale"]
     for key, (change, filtered) in changes.items():
@@ -224,7 +225,7 @@ def test_an_adapter_on_all_experts_of_a_layer_is_filtered(measured: Measured, tm
         key: [change_of(deltas[key[0]], key[1], measured.family.stacked) for deltas in (before, after)]
         for key in measured.matrices
     }
-    check_filtered(measured, places, out)
+    assert_filtered(measured, places, out)
     oracle_scale = wanted_scale([(places[key][0], *inputs) for key, inputs in measured.matrices.items()], 2.0)
     assert (load_manifest(out) or {})["filter"]["scale"] == pytest.approx(oracle_scale, rel=1e-4)
 

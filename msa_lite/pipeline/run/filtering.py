@@ -18,7 +18,8 @@ from msa_lite.io.console.progress import Progress
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
-from msa_lite.merger.filtering import MOMENTS_FOLDER, SIDES, filter_inputs, filter_settings, filter_vectors
+from msa_lite.merger.filtering import filter_inputs, filter_settings, filter_vectors
+from msa_lite.merger.moments import MOMENTS_FOLDER, SIDES
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import asking_cost, trained_weights

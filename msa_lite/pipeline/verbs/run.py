@@ -19,7 +19,7 @@ from msa_lite.io.finished.seal import why_unfinished
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.launch.gathering import PREPARE, gathered
 from msa_lite.merger import Merged, MergedAdapter
-from msa_lite.merger.filtering import MOMENTS_FOLDER, Moments, load_moments
+from msa_lite.merger.moments import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
 from msa_lite.pipeline.baseline.trials import Trials
