@@ -2,8 +2,8 @@
 
 formula.py holds the arithmetic and the terms of the sum, fidelity.py measures the rounding. vectors/ opens vectors,
 checks/ finds the inputs and checks them before the first byte is written. A merge goes to a checkpoint or into memory
-(stream/), to one adapter (adapters/) or to a mergekit recipe (mergekit/). filtering.py filters a forget vector first, by the
-moments of moments.py.
+(stream/), to one adapter (adapters/) or to a mergekit recipe (mergekit/). filtering.py filters a forget vector first,
+by the moments of moments.py.
 """
 
 from msa_lite.merger.adapters.output import MergedAdapter, merge_adapters, merge_terms_to_adapter
