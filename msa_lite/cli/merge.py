@@ -135,12 +135,15 @@ def _filtered(
     """Filter the forget vector into a folder beside the output; return that. Raise UsageError for other requests."""
     from msa_lite.io.finished.manifest import check_free
     from msa_lite.merger.filtering import filter_vector
+    from msa_lite.recipe.schema import beyond_search
 
     if filter is None or filter_strength is None:
         raise UsageError("--filter needs --filter-strength, and the other way round; λ = 1 is a good start")
     forget: tuple[str, ...] = arguments["forget"] or ()
     if len(forget) != 1:
         raise UsageError(f"--filter filters one forget vector, and {len(forget)} are given")
+    for sentence in beyond_search(filter_strength):
+        logger.warning("%s", sentence)
     place = out.resolve()
     check_free(place, form)
     folder = place.with_name(f"{place.name}-filtered-forget")

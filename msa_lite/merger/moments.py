@@ -56,7 +56,7 @@ class Moments:
     def filter_of(self, root: str, files: Files) -> Filter:
         """Return the filter of the layers with these roots."""
         try:
-            forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float64) for side in SIDES)
+            forget, retain = (read_whole(files, self.roots[f"{side}.{root}"], np.float32) for side in SIDES)
         except FormatError as error:
             raise FormatError(f"{self.folder}: the moments of {root} are damaged; measure them again") from error
         if forget.shape[1] != retain.shape[1]:

@@ -113,13 +113,24 @@ def _moments_cost(facts: Facts, machine: Machine) -> list[StageCost]:
 
 
 def _filter_cost(recipe: Recipe, strengths: int, facts: Facts, machine: Machine) -> list[StageCost]:
-    """Return the cost of filtering the forget vector with one λ of several, in RAM."""
-    shape, tokens = facts.shapes["target"], sum(min(count, MOST_LABELS) for count in _tokens(facts))
-    sizes = [(linear, min(tokens, linear.inputs)) for linear in _fed(shape)]
-    # The products of all pairs of rows, and a system; of all weights, its solution for each input, too.
-    right = 2 if recipe.vector.mode == "full" else 0
-    work = sum(linear.count * size**2 * ((1 + right) * linear.inputs + size) for linear, size in sizes)
-    need = Need({"buffers": max((8 * linear.inputs * 6 * size for linear, size in sizes), default=0)})
+    """Return the cost of filtering the forget vector with one of several λ, in RAM.
+
+    The first λ makes the products of all pairs of rows for all of them. Each has a system of equations a layer, which
+    a checkpoint solves twice, for all rows of its change. An adapter's A's wait for their scalar.
+    """
+    shape, tokens = facts.shapes["target"], [min(count, MOST_LABELS) for count in _tokens(facts)]
+    is_full, rank = recipe.vector.mode == "full", recipe.vector.lora.rank
+    work, largest, waiting = 0.0, 0, 0 if is_full else 4 * strengths * rank
+    fed = {linear.name for linear in _fed(shape)}
+    for linear in shape.linear:
+        count = sum(min(side, linear.inputs) for side in tokens)
+        size, rows = min(count, linear.inputs), linear.outputs if is_full else rank
+        products = size**2 * linear.inputs / strengths if linear.name in fed else 0
+        work += linear.count * (products + (1 + is_full) * (size**3 + 2 * rows * size * (size + linear.inputs)))
+        # Roots and products of two layers, a third one's roots while they are read, and a system with its factors.
+        change = linear.outputs * (5 * linear.inputs + 2 * size) if is_full else 0
+        largest = max(largest, 8 * (3 * count * linear.inputs + 6 * size**2 + change))
+    need = Need({"buffers": largest + waiting * sum(linear.inputs * linear.count for linear in shape.linear)})
     seconds = machine.seconds(shape, host=work) if facts.rows else None
     disk = {"filtered vector": 4 * trained_weights(recipe, facts.shapes["prior"])}
     return [StageCost("the filter", "filter", need, seconds, "layer by layer, in RAM", disk=disk, place="host")]

@@ -220,8 +220,8 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
         legend.append(f"{symbol} the same after tuning on {_tuned_on(term)}")
     if filters:
         legend.append(
-            "F a filter of each linear layer, C_f (C_f + λ C_r)⁻¹ by the second moments of its inputs on data to "
-            f"remove and to keep, λ = {' and '.join(sorted(filters))}"
+            "F a filter of each linear layer, s C_f (C_f + λ C_r)⁻¹ by the second moments of its inputs on data to "
+            f"remove and to keep, s one number for all layers, λ = {' and '.join(sorted(filters))}"
         )
     result = "θ_u is the model before with this adapter on it" if is_adapter else "θ_u is this model"
     source = [f"The method is from [{PAPER}]({PAPER_URL})."] if is_msa else []

@@ -47,7 +47,7 @@ _FILTER_LIMIT = (
     "The filter of the forget vector brings the model nearer to one that never saw the rows. Its price: after a few "
     "steps of training on some of the forgotten rows, others may come back a little sooner than without it."
 )
-_FILTERED = r"\g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.Filter)
+_FILTERED = r"s \g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.Filter), with one scalar s
 LATER = "θ_u = θ_D − α (θ_12 − θ_2)"
 """The formula of a forget vector that starts at the retain vector."""
 _FORMULAS = {
@@ -261,7 +261,7 @@ def formula_of(method: str, start: str, is_filtered: bool = False, is_later: boo
     if not is_filtered:
         return formula
     filtered, count = _FORGET_VECTOR.subn(_FILTERED, formula)
-    return filtered if count else f"{formula}, its change times C_f (C_f + λ C_r)⁻¹"
+    return filtered if count else f"{formula}, its change times s C_f (C_f + λ C_r)⁻¹"
 
 
 def _start(provenance: Provenance) -> str:
