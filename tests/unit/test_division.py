@@ -18,15 +18,10 @@ from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, It
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.qa import QA, load_qa
 from msa_lite.evals.engine.generate import Decoding
-from msa_lite.pipeline.prepare.lengths import fit_rows
-from msa_lite.pipeline.prepare.questions import (
-    count_repeated,
-    divide_retain,
-    each_once,
-    least_bound,
-    limits_of_evidence,
-    separate_sets,
-)
+from msa_lite.pipeline.prepare import lengths
+from msa_lite.pipeline.prepare.division import count_repeated, divide_retain, each_once, separate_sets
+from msa_lite.pipeline.prepare.lengths import find_filter_rows, fit_rows
+from msa_lite.pipeline.prepare.questions import least_bound, limits_of_evidence, load_questions
 from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import (
     MEMBERSHIP,
@@ -288,14 +283,86 @@ def test_a_set_of_which_nothing_is_left_is_refused(place: str) -> None:
         separate_sets({"forget": [A, B], place: [same(B), same(A)]})
 
 
-def test_cut_rows_that_a_filter_alone_reads_are_not_said_to_be_scored_whole() -> None:
-    places = {"forget": {"data": {"path": "f"}}, "evaluate": {"holdout": {"path": "h"}}}
-    recipe = load_recipe({"target": "t", "prior": "p", "output": "o", "vector": {"max_length": 40}, **places})
-    rows = {place: [Row(0, "Who?", "I. " * 90), A] for place in ("forget", "evaluate.holdout")}
-    notes = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, make_prompter()).notes
-    assert [(note.partition(":")[0], "scores read them whole" in note) for note in notes] == [
-        ("forget", True), ("evaluate.holdout", False),
-    ]  # fmt: skip
+def filter_rows(recipe: Recipe, rows: dict[str, list[Row]], choice: Any = True) -> tuple[set[str], set[str]]:
+    """The questions or texts of the rows that a filter is measured on, and those that the final scores keep."""
+    prompter = make_prompter()
+    fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, prompter)
+    spared = find_filter_rows(recipe, fitted, prompter, choice)
+    test = load_questions(recipe, fitted.rows, choice, prompter).test
+    final = test.sets["retain"].items if test and "retain" in test.sets else []
+    assert sorted(row.thread for row in spared.rows) == sorted({row.thread for row in spared.rows}), "each once"
+    assert len(spared.examples) == len(spared.rows) or any(row.text for row in spared.rows)
+    return {row.thread for row in spared.rows}, {item.fields.get("question") or item.fields["text"] for item in final}
+
+
+UNSCORED = {
+    "evaluate": None, "forget": {"data": {"path": "f"}, "alpha": 1}, "retain": {"data": {"path": "r"}, "beta": 0}
+}  # fmt: skip
+OTHERS = {"evaluate": {"ideal": "i", "holdout": {"path": "h"}, "retain": {"path": "e"}}}
+TWINS = [Row(90 + i, f"Q{i}?", "A") for i in range(300, 320)]  # of rows that evaluate.retain names
+LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "choice", "counts"),  # of rows in the filter, and in the final scores
+    [
+        ({}, {"retain": make_rows(60)}, True, (10 + 25 + 20, 25)),  # the sample, the choice's half, holdout rows
+        ({}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
+        ({"evaluate": {"ideal": "i", "limit": 20}}, {"retain": make_rows(60)}, True, (10 + 30 + 10 + 20, 10)),
+        ({}, {"retain": make_rows(21)}, True, (10 + 20, 11)),  # too few left: all are scored; one seed draws both
+        (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(20, 300)}, True, (60 + 10 + 20, 10)),
+        (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(11, 300)}, True, (60 + 20, 11)),
+        (OTHERS, {"retain": make_rows(60) + TWINS, "evaluate.retain": make_rows(20, 300)}, True, (60 + 10 + 20, 10)),
+        ({"retain": None, "evaluate": {"holdout": {"path": "h"}}}, {}, True, (20, 0)),
+        ({"retain": {"data": {"path": "r"}}}, {"retain": make_rows(60)}, True, (60 + 20, 30)),  # no others to score
+        (UNSCORED, {"retain": make_rows(60)}, False, (60 + 20, 0)),
+        ({"evaluate": {"benchmark": "tofu", "ideal": "i"}}, {"retain": make_rows(60)}, None, (10 + 20, 0)),
+        (OTHERS, {"retain": make_rows(60), "evaluate.retain": LONG}, True, (60 + 15 + 20, 15)),
+    ],
+    ids=["a sample", "no choice", "a limit", "few left", "others are scored", "few others", "twins of others",
+         "none to keep", "no sample", "nothing scored", "published", "texts"],
+)  # fmt: skip
+def test_a_filter_sees_all_rows_but_those_that_final_scores_keep(
+    changes: dict[str, Any], rows: dict[str, list[Row]], choice: bool | None, counts: tuple[int, int]
+) -> None:
+    recipe = make_recipe(**changes)
+    whole = {"forget": make_rows(10, 1000), "evaluate.holdout": make_rows(20, 2000), **rows}
+    if choice is None:  # its own questions are not at hand
+        fitted = fit_rows(recipe, dict.fromkeys(whole, DataSource("x")), whole, make_prompter())
+        measured, final = (
+            find_filter_rows(recipe, fitted, make_prompter(), True, [f"Q{i}!" for i in range(60)]).rows,
+            set(),
+        )
+        seen = {row.question for row in measured}
+    else:
+        seen, final = filter_rows(recipe, whole, choice)
+    assert (len(seen), len(final) * (choice is not None)) == counts
+    assert not {question.lower() for question in seen} & final or "data" in changes.get("retain", {}), "kept rows"
+    assert not {f"q{1000 + i}" for i in range(10)} & seen, "rows to forget"
+
+
+def test_a_filter_of_many_rows_draws_evenly_and_rows_about_one_subject_stand_together(monkeypatch: Any) -> None:
+    monkeypatch.setattr(lengths, "MOST_ROWS", 40)
+    retain = [replace(row, about=f"subject {row.index % 20}") for row in make_rows(300)]
+    holdout = [replace(row, index=1000 + row.index) for row in make_rows(100, 2000)]
+    rows = {"forget": make_rows(10, 1000), "retain": retain, "evaluate.holdout": holdout}
+    recipe, prompter = make_recipe(**UNSCORED), make_prompter()
+    fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, prompter)
+    kept = [example.index for example in find_filter_rows(recipe, fitted, prompter, False).examples]
+    assert (len(kept), sum(index < 1000 for index in kept)) == (40, 30)
+    assert kept != sorted(kept)
+    subjects = [index % 20 for index in kept if index < 1000]
+    assert subjects == sorted(subjects, key=subjects.index)
+
+
+def test_rows_without_room_for_an_answer_stay_out_of_the_filter() -> None:
+    recipe = make_recipe(retain=None, vector={"max_length": 40}, evaluate={"holdout": {"path": "h"}})
+    rows = {"forget": [A], "evaluate.holdout": [Row(0, "Who? " * 90, "I."), Row(1, "Who?", "I. " * 90), C]}
+    fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, make_prompter())
+    assert {e.index for e in find_filter_rows(recipe, fitted, make_prompter(), True).examples} == {1, C.index}
+    fitted = replace(fitted, rows={**fitted.rows, "evaluate.holdout": rows["evaluate.holdout"][:1]})
+    with pytest.raises(DataError, match="no rows to keep with room for an answer"):
+        find_filter_rows(recipe, fitted, make_prompter(), True)
 
 
 def test_a_row_that_stands_twice_is_counted_once() -> None:

@@ -130,16 +130,15 @@ def test_margins_are_the_recipes_and_validation_rows_of_another_benchmark_do_not
 
 
 @pytest.mark.parametrize(
-    ("strengths", "hold", "has_part"),
-    [((1.0, 0.5), 0.0, True), ((1.0, 0.0), 0.0, False), ((1.0, 0.0), 1.0, True), ((1.0, 0.0, 4.0), 0.0, True)],
+    ("strengths", "hold", "rows"),
+    [((1.0, 0.5), 0.0, "r"), ((1.0, 0.0), 0.0, ""), ((1.0, 0.0), 1.0, "r"), ((1.0, 0.0, 4.0), 0.0, "rv")],
     ids=["a retain vector", "nothing", "a hold", "a filter"],
 )
 def test_rows_to_keep_count_as_learnt_where_they_have_a_part_in_the_merge(
-    strengths: tuple[float, ...], hold: float, has_part: bool
+    strengths: tuple[float, ...], hold: float, rows: str
 ) -> None:
-    recipe = SimpleNamespace(hold=hold)
-    run: Any = SimpleNamespace(rows={"retain": ["a row"]}, recipe=recipe)
-    assert list(learnt_rows(run, Strengths(*strengths))) == ["a row"] * has_part
+    run: Any = SimpleNamespace(rows={"retain": ["r"]}, spared=["r", "v"], recipe=SimpleNamespace(hold=hold))
+    assert list(learnt_rows(run, Strengths(*strengths))) == list(rows)
 
 
 # Rows of earlier requests: which of them come back, and how that is told

@@ -22,8 +22,8 @@ from msa_lite.io.console.progress import Progress, under
 from msa_lite.io.files.writing import digest
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.weights.hub import Source, fetch
+from msa_lite.pipeline.prepare.division import each_once
 from msa_lite.pipeline.prepare.models import fit_prior
-from msa_lite.pipeline.prepare.questions import each_once
 from msa_lite.pipeline.prepare.run import Run
 from msa_lite.pipeline.run.folder import BASELINES
 from msa_lite.pipeline.stages.stage import Stage

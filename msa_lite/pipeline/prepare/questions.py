@@ -6,22 +6,21 @@ Rows are kept apart by their use: forget, retain and holdout rows, and learnt ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msa_lite.catalogue import OWN, paper_scores
 from msa_lite.choose.rules import LeastExtraction, PaperScore, Rule, check_rule, make_rule
 from msa_lite.choose.validation import FEWEST, MOST_PASSAGES, PASSAGE, Parts, divide_rows
 from msa_lite.data import DataSource, Prompter, Row, load_rows, pin_source, sample_rows
-from msa_lite.errors import DataError, Faults, UsageError, join_faults
+from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.benchmarks.aggregates import resolve_compat
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, find_benchmark
 from msa_lite.evals.benchmarks.qa import load_qa
-from msa_lite.evals.engine.answers import normalise
 from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
-from msa_lite.io.files.writing import digest
+from msa_lite.pipeline.prepare.division import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Data, Recipe
 from msa_lite.settings import Columns
 
@@ -45,6 +44,11 @@ class Questions:
     """True if a judge is asked about the validation rows."""
     undivided: Benchmark | None = None
     """The benchmark with all of its questions, where `test` leaves out those of the user's that a choice is made by."""
+
+    @property
+    def published(self) -> Benchmark | None:
+        """Return the questions of a published benchmark that models are scored on."""
+        return self.test if self.test and self.test.name != OWN else None
 
     @property
     def everything(self) -> list[Benchmark]:
@@ -77,7 +81,7 @@ def load_questions(
     benchmark = load_benchmark(settings.benchmark, prompter, whole)
     if isinstance(rule, LeastExtraction):
         users = _users_parts(recipe, rule, rows, choice, prompter)
-        seen = _questions(users.validation) - _questions(users.test) if users.validation else set()
+        seen = questions_of(users.validation) - questions_of(users.test) if users.validation else set()
         test = benchmark.without(seen) if seen else benchmark
         return Questions(rule, users.validation, test, undivided=benchmark)
     if choice is False:
@@ -144,35 +148,46 @@ def _users_parts(
 ) -> Questions:
     """Return both parts of the user's own questions or texts."""
     assert recipe.evaluate is not None
-    if choice == "if possible":
-        least = 1 if recipe.select.validation == "auto" else 2
-        choice = "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
     limit = recipe.evaluate.max_new_tokens
-    if not choice:
+    if not is_divided(recipe, rows, choice):
         if not rows and recipe.evaluate.benchmark == OWN:
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
-    parts = _divide(recipe, rows)
+    parts = _parts(recipe, rows)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
     check_rule(rule, validation.metric_names(), f"benchmark {validation.name}")
     return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 
-def _questions(benchmark: Benchmark | None) -> set[str]:
+def questions_of(benchmark: Benchmark | None) -> set[str]:
     """Return the questions of a benchmark, or none."""
     sets = benchmark.sets.values() if benchmark else ()
     return {item.fields["question"] for item_set in sets for item in item_set.items if "question" in item.fields}
 
 
-def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
+def is_divided(recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose) -> bool:
+    """Check whether a choice is made on a part of the user's own rows. rows: those to score, by set."""
+    if choice != "if possible":
+        return choice
+    least = 1 if recipe.select.validation == "auto" else 2
+    return "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
+
+
+def divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
+    """Return the rows to choose by and the rows to score, by set; there may be none of the latter."""
+    assert recipe.evaluate is not None
+    share = recipe.select.validation
+    return divide_rows(rows, None if share == "auto" else share, recipe.seed, recipe.evaluate.limit)
+
+
+def _parts(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
     assert recipe.evaluate is not None
     if "forget" not in rows:
         name = recipe.evaluate.benchmark
         short = [f"forget: no questions; give evaluate.forget{f', or select.score: {name}' if name != OWN else ''}"]
     else:
-        share, limit = recipe.select.validation, recipe.evaluate.limit
-        parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)
+        parts = divide(recipe, rows)
         short = [f"{name}: {len(rows[name])} rows" for name, left in parts.test.items() if not left]
         if not short:
             return parts
@@ -290,106 +305,3 @@ def _count(recipe: Recipe, rows: Sequence[Row]) -> int:
         passages = sum(max(1, round(len(row.text.split()) / PASSAGE)) for row in rows)
         return min(passages, limit or MOST_PASSAGES)
     return min(len(rows), limit or len(rows))
-
-
-_REASONS = {
-    "retain": "no row can be both forgotten and kept",
-    "holdout": "only rows that no model was trained on are a control",
-}
-
-
-def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], list[str]]:
-    """Return the rows with those left out that stand in another set, too, and a sentence for each set that has some.
-
-    rows: by their places in the recipe ("retain", "evaluate.holdout", …). Retain rows may not be among the forget rows,
-    and holdout rows in neither set. Two rows are the same if they ask the same after the same system message and
-    turns, or are the same text, in the words of `normalise`. Raise DataError where nothing is left of a set.
-    """
-    separate, notes, faults = dict(rows), [], Faults()
-    contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
-    for role in ("forget", "retain", "holdout"):
-        places = [place for place in rows if place.rpartition(".")[2] == role]
-        taken = set().union(*contents.values()) if role != "forget" else set()
-        names = " or ".join(contents)
-        for place in places:
-            separate[place] = [row for row in rows[place] if _content(row) not in taken]
-            count, whole = len(rows[place]) - len(separate[place]), len(rows[place])
-            if count == whole and whole:
-                with faults.gathered():
-                    raise DataError(
-                        f"{place}: all {whole} rows stand in the {names} set, too, and {_REASONS[role]}; give "
-                        "other rows, or leave the set out"
-                    )
-            elif count:
-                notes.append(
-                    f"{place}: {count} of {whole} rows stand in the {names} set, too, and are left out: "
-                    f"{_REASONS[role]}"
-                )
-        contents.setdefault(role, set()).update(_content(row) for place in places for row in separate[place])
-    faults.check()
-    return separate, notes
-
-
-def each_once(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without those that repeat an earlier one: the same prompt with the same answer, or text."""
-    first: dict[tuple[str, ...], Row] = {}
-    for row in rows:
-        first.setdefault((*_content(row), _words(row.answer)), row)
-    return list(first.values())
-
-
-def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
-    """Return a sentence for each set of scored rows in which some stand more than once."""
-    notes = []
-    for name, scored in sets.items():
-        rows = list(scored)
-        if count := len(rows) - len(each_once(rows)):
-            notes.append(f"{count} of {len(rows)} {name} rows repeat another one; each is scored once")
-    return notes
-
-
-def _content(row: Row) -> tuple[str, ...]:
-    """Return what a model is asked in a row, as it is compared: system message, turns and steps, or the text."""
-    if row.text:
-        return ("text", _words(row.text))
-    around = [text for turn in row.earlier for text in turn]
-    return (_words(row.system), *map(_words, filter(None, [*around, row.question, row.tools.steps])))
-
-
-def _words(text: str) -> str:
-    """Return a hash of the words of a text, which is shorter than a book."""
-    return digest(normalise(text) or text.strip())
-
-
-class RetainRows(NamedTuple):
-    """The rows of a retain set by their use."""
-
-    whole: list[Row]
-    """Those that baselines learn, and MSA's vector without a sample."""
-    sample: list[Row]
-    """Those that MSA's vector learns."""
-    scored: list[Row]
-    """Those that may be scored, where the recipe names no others."""
-
-
-def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
-    """Divide the retain set by use. Rows that are learnt are kept much better than others, and mislead a choice.
-
-    rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
-    not learnt, if there are as many others as forget rows. Of a set that is sampled, the rows that the sample leaves
-    may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
-    """
-    retain, count = rows["retain"], len(rows["forget"])
-    assert recipe.retain is not None
-    unscored = _without(retain, rows.get("evaluate.retain", ()))
-    whole = unscored if len(unscored) >= count else retain
-    if recipe.retain.data.sample is None:
-        return RetainRows(whole, whole, retain)
-    sample = sample_rows(whole, count, recipe.seed)
-    left = _without(retain, sample)
-    return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
-
-
-def _without(rows: Iterable[Row], removed: Iterable[Row]) -> list[Row]:
-    threads = {row.thread for row in removed}
-    return [row for row in rows if row.thread not in threads]

@@ -22,6 +22,7 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
+from msa_lite.pipeline.prepare.division import separate_sets
 from msa_lite.pipeline.prepare.earlier import (
     EarlierRun,
     RemovedRows,
@@ -30,7 +31,7 @@ from msa_lite.pipeline.prepare.earlier import (
     draw_removed,
     open_earlier,
 )
-from msa_lite.pipeline.prepare.lengths import fit_rows
+from msa_lite.pipeline.prepare.lengths import FILTER, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.models import check_readings, find_models, open_models, open_reader
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
@@ -39,7 +40,7 @@ from msa_lite.pipeline.prepare.questions import (
     limits_of_evidence,
     load_data,
     load_questions,
-    separate_sets,
+    questions_of,
     terms_left_out,
 )
 from msa_lite.recipe import Recipe
@@ -104,9 +105,11 @@ class Run:
     rows: Mapping[str, list[Row]]
     """The rows that vectors learn, by vector ("forget", "retain")."""
     examples: Mapping[str, list[Example]]
-    """The same rows as token ids, and those that a filter leaves as they are, by their place in the recipe."""
+    """The same rows as token ids, and under `FILTER` those that a filter leaves as they are."""
     questions: Questions
     """The validation and test rows."""
+    spared: Sequence[Row] = ()
+    """The rows that a filter leaves as they are."""
     retain: Sequence[Row] = ()
     """The retain rows that MSA's vector learns, also where this run's method learns all of them."""
     earlier: tuple[EarlierRun, ...] = ()
@@ -265,7 +268,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
     prompter = replace(prompter, window=smallest_window(sources.values()))
     fitted = fit_rows(recipe, data, all_rows, prompter, scope.sample)
-    learnt, examples = fitted.learnt, fitted.examples
+    learnt = fitted.learnt
     notes += fitted.notes
     check_rows(earlier, learnt["forget"])
     check_readings(sources, tokenizer, learnt["forget"])
@@ -273,6 +276,9 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     notes += terms_left_out(recipe) if questions.validation else []
     for published in (benchmark for benchmark in questions.everything if benchmark.name != OWN):
         notes += [*published.unasked(), *published.unscored()]
+    spared = find_filter_rows(recipe, fitted, prompter, scope.choice, questions_of(questions.published))
+    notes += spared.notes if any(recipe.filters) else []
+    examples = {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
     if removed := draw_removed(recipe, earlier, prompter):
         notes += removed.notes
     _check_ids(sources, examples, [questions.validation, questions.test, removed.questions if removed else None])
@@ -285,6 +291,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
+        spared=spared.rows,
         retain=fitted.sample,
         earlier=earlier,
         removed=removed,

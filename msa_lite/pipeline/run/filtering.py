@@ -20,6 +20,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger.filtering import filter_inputs, filter_settings, filter_vectors
 from msa_lite.merger.moments import MOMENTS_FOLDER, SIDES
+from msa_lite.pipeline.prepare.lengths import FILTER
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
@@ -138,8 +139,7 @@ def _filter_cost(recipe: Recipe, strengths: int, facts: Facts, machine: Machine)
 
 def _tokens(facts: Facts) -> list[int]:
     """Return the tokens of the rows to forget and to keep; of rows that are not known, as many as a root can hold."""
-    others = "retain" if "retain" in facts.rows else "evaluate.holdout"
-    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", others)]
+    return [facts.rows[side].tokens if side in facts.rows else _MANY for side in ("forget", FILTER)]
 
 
 def _fed(shape: Shape) -> list[Linear]:
@@ -165,9 +165,7 @@ def moments_inputs(run: Run) -> dict[str, Any]:
 
 def _examples(run: Run) -> dict[str, Sequence[Example]]:
     """Return the rows that moments are measured on, by side: the change on the first is kept, on the others not."""
-    place = run.recipe.filter_place
-    assert place is not None, "checked"
-    return dict(zip(SIDES, (run.examples["forget"], run.examples[place]), strict=True))
+    return dict(zip(SIDES, (run.examples["forget"], run.examples[FILTER]), strict=True))
 
 
 def filter_identity(run: Run) -> dict[str, Any]:

@@ -80,9 +80,10 @@ def finish_run(
 
 
 def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
-    """Return the rows to keep that had a part in the merged model: by a retain vector, a hold or a filter."""
-    has_part = strengths.beta or strengths.filter or run.recipe.hold
-    return run.rows.get("retain", ()) if has_part else ()
+    """Return the rows to keep that had a part in the merged model: by a filter, or by a retain vector or a hold."""
+    if strengths.filter:
+        return run.spared  # and so those of the others, too
+    return run.rows.get("retain", ()) if strengths.beta or run.recipe.hold else ()
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Machine, token_operations
 from msa_lite.io.models.transit import RAM_SHARE
 from msa_lite.pipeline.prepare.earlier import EARLIER_ROWS
+from msa_lite.pipeline.prepare.lengths import LEARNT
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.recipe import Recipe
 from msa_lite.recipe.training import VectorSpec
@@ -227,7 +228,7 @@ def _count_questions(recipe: Recipe, model: str, part: QuestionPart, chooses: bo
     """
     if part == "earlier":
         return EARLIER_ROWS
-    sets = facts.questions or {name: rows.count for name, rows in facts.rows.items()}
+    sets = facts.questions or {name: facts.rows[name].count for name in LEARNT if name in facts.rows}
     if part in ("check", "others"):
         return sum(min(CHECKED_ROWS, sets[name]) for name in sets if (name == "forget") == (part == "check"))
     whole, share = (1.0, recipe.validation) if part == "validation" else (0.0, 1 - recipe.validation)

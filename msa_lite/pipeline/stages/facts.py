@@ -20,10 +20,11 @@ from msa_lite.io.weights.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
-from msa_lite.pipeline.prepare.lengths import LEARNT, fit_rows
+from msa_lite.pipeline.prepare.division import separate_sets
+from msa_lite.pipeline.prepare.lengths import FILTER, LEARNT, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
-from msa_lite.pipeline.prepare.questions import data_place, limits_of_evidence, load_set, separate_sets
+from msa_lite.pipeline.prepare.questions import data_place, limits_of_evidence, load_set
 from msa_lite.recipe import SETS, Recipe
 from msa_lite.report.run.provenance import RECIPE_FILE
 
@@ -233,14 +234,16 @@ def _encode_rows(
     try:
         place = find_tokenizer(recipe)
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name, to_count=True))
+        prompter = replace(prompter, window=models.window)
     except (MsaError, ImportError) as error:
         reason, missing = str(error).splitlines()[0], " and ".join(learnt)
         models.notes.append(f"{missing} rows could not be read ({reason}){_AS_LONG}")
         return {}
     with muted():
-        fitted = fit_rows(recipe, sources, rows, replace(prompter, window=models.window), samples)
-    models.notes.extend(fitted.notes)
-    return fitted.examples
+        fitted = fit_rows(recipe, sources, rows, prompter, samples)
+        spared = find_filter_rows(recipe, fitted, prompter, recipe.has_choice)
+    models.notes.extend([*fitted.notes, *(spared.notes if any(recipe.filters) else [])])
+    return {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
 
 
 def _count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int]:
@@ -272,6 +275,8 @@ def _demo_facts(recipe: Recipe) -> Facts:
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape_of_config(demo_config(demo), "the demo's model"))
     rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in LEARNT})
     questions = _count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
+    spare = [rows["retain"].count, round(recipe.validation * questions.get("retain", 0)), questions.get("holdout", 0)]
+    rows[FILTER] = RowFacts(sum(spare), _QUESTION, _DEMO_QUESTION * sum(spare))
     return Facts(shapes, rows, notes=["the demo makes its models first"], questions=questions)
 
 

@@ -142,7 +142,7 @@ def find_verb(
     if command == "vector":
         return Verb(scope, fit_stages, [check_fits])
     if command == "moments":
-        if recipe.filter_place is None:
+        if not recipe.can_filter:
             raise UsageError("moments need rows to keep, or holdout rows; give retain.data, or evaluate.holdout")
         return Verb(scope, lambda context: [moments_stage(context)])
     if command == "sweep":

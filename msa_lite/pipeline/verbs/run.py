@@ -367,8 +367,8 @@ def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
         return strengths.values, learnt_rows(context.run, strengths)
     trials = Trials(context, verb.settings)
     setting, epoch, scale = trials.chosen()
-    has_part = setting.parameters.get("retain_weight") or trials.filter
-    learnt = context.run.rows.get("retain", ()) if has_part else ()
+    is_learnt, run = setting.parameters.get("retain_weight"), context.run
+    learnt = [*(run.rows.get("retain", ()) if is_learnt else ()), *(run.spared if trials.filter else ())]
     return trials.values_of(setting, epoch, scale), learnt
 
 

@@ -1,0 +1,121 @@
+"""Keep the rows of a recipe apart by their use: forget, retain and holdout rows, and those that a vector learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msa_lite.choose.validation import FEWEST
+from msa_lite.data import Row, sample_rows
+from msa_lite.errors import DataError, Faults
+from msa_lite.evals.engine.answers import normalise
+from msa_lite.io.files.writing import digest
+from msa_lite.recipe import Recipe
+
+_REASONS = {
+    "retain": "no row can be both forgotten and kept",
+    "holdout": "only rows that no model was trained on are a control",
+}
+
+
+def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], list[str]]:
+    """Return the rows with those left out that stand in another set, too, and a sentence for each set that has some.
+
+    rows: by their places in the recipe ("retain", "evaluate.holdout", …). Retain rows may not be among the forget rows,
+    and holdout rows in neither set. Two rows are the same if they ask the same after the same system message and
+    turns, or are the same text, in the words of `normalise`. Raise DataError where nothing is left of a set.
+    """
+    separate, notes, faults = dict(rows), [], Faults()
+    contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
+    for role in ("forget", "retain", "holdout"):
+        places = [place for place in rows if place.rpartition(".")[2] == role]
+        taken = set().union(*contents.values()) if role != "forget" else set()
+        names = " or ".join(contents)
+        for place in places:
+            separate[place] = [row for row in rows[place] if content_of(row) not in taken]
+            count, whole = len(rows[place]) - len(separate[place]), len(rows[place])
+            if count == whole and whole:
+                with faults.gathered():
+                    raise DataError(
+                        f"{place}: all {whole} rows stand in the {names} set, too, and {_REASONS[role]}; give "
+                        "other rows, or leave the set out"
+                    )
+            elif count:
+                notes.append(
+                    f"{place}: {count} of {whole} rows stand in the {names} set, too, and are left out: "
+                    f"{_REASONS[role]}"
+                )
+        contents.setdefault(role, set()).update(content_of(row) for place in places for row in separate[place])
+    faults.check()
+    return separate, notes
+
+
+def each_once(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without those that repeat an earlier one: the same prompt with the same answer, or text."""
+    first: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        first.setdefault((*content_of(row), words_of(row.answer)), row)
+    return list(first.values())
+
+
+def count_repeated(sets: Mapping[str, Iterable[Row]]) -> list[str]:
+    """Return a sentence for each set of scored rows in which some stand more than once."""
+    notes = []
+    for name, scored in sets.items():
+        rows = list(scored)
+        if count := len(rows) - len(each_once(rows)):
+            notes.append(f"{count} of {len(rows)} {name} rows repeat another one; each is scored once")
+    return notes
+
+
+def content_of(row: Row) -> tuple[str, ...]:
+    """Return what a model is asked in a row, as it is compared: system message, turns and steps, or the text."""
+    if row.text:
+        return ("text", words_of(row.text))
+    around = [text for turn in row.earlier for text in turn]
+    return (words_of(row.system), *map(words_of, filter(None, [*around, row.question, row.tools.steps])))
+
+
+def words_of(text: str) -> str:
+    """Return a hash of the words of a text, which is shorter than a book."""
+    return digest(normalise(text) or text.strip())
+
+
+class RetainRows(NamedTuple):
+    """The rows of a retain set by their use."""
+
+    whole: list[Row]
+    """Those that baselines learn, and MSA's vector without a sample."""
+    sample: list[Row]
+    """Those that MSA's vector learns."""
+    scored: list[Row]
+    """Those that may be scored, where the recipe names no others."""
+
+
+def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
+    """Divide the retain set by use. Rows that are learnt are kept much better than others, and mislead a choice.
+
+    rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
+    not learnt, if there are as many others as forget rows. Of a set that is sampled, the rows that the sample leaves
+    may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
+    """
+    retain, count = rows["retain"], len(rows["forget"])
+    assert recipe.retain is not None
+    unscored = _without(retain, rows.get("evaluate.retain", ()))
+    whole = unscored if len(unscored) >= count else retain
+    if recipe.retain.data.sample is None:
+        return RetainRows(whole, whole, retain)
+    sample = sample_rows(whole, count, recipe.seed)
+    left = _without(retain, sample)
+    return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
+
+
+def _without(rows: Iterable[Row], removed: Sequence[Row]) -> list[Row]:
+    is_removed = among(removed)
+    return [row for row in rows if not is_removed(row)]
+
+
+def among(rows: Sequence[Row]) -> Callable[[Row], bool]:
+    """Return a check whether a row is one of these by its content, or by the conversation or text that it is of."""
+    contents, threads = {content_of(row) for row in rows}, {row.thread for row in rows}
+    return lambda row: row.thread in threads or content_of(row) in contents
