@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_108,
-    "modules": 282,
-    "lines of the tests": 43_040,
-    "words of the docs": 49_991,
+    "lines of the package": 35_210,
+    "modules": 283,
+    "lines of the tests": 43_097,
+    "words of the docs": 50_027,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
