@@ -270,6 +270,9 @@ def test_all_strengths_of_one_pass_are_those_of_one_each_and_a_missing_one_is_ma
     folders[4.0].rename(tmp_path / "aside")
     assert {strength for strength, inode in together().items() if inode != inodes[strength]} == {4.0}
     assert weights(folders[4.0]) == missing
+    inodes, old = together(), load_manifest(folders[16.0]) or {}
+    write_manifest(folders[16.0], {**old, "inputs": {n: v for n, v in old["inputs"].items() if n != "units"}})
+    assert {strength for strength, inode in together().items() if inode != inodes[strength]} == {16.0}, "not scaled"
 
 
 def by_hand(folder: Path, roots: dict[str, np.ndarray], factors: dict[str, np.ndarray]) -> list[Any]:

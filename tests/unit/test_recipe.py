@@ -106,6 +106,7 @@ def test_a_run_tells_of_filter_and_hold_and_why_a_given_alpha_has_neither(
     recipe = load_recipe({**SMALLEST, "retain": {"data": {"path": "r"}}}, overrides)
     notice = recipe.filter_notice
     assert notice is None if told is None else told in (notice or "")
+    assert ("beyond" in (notice or "")) == ("beyond" in (told or ""))
 
 
 @pytest.mark.parametrize(

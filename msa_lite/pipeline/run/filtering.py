@@ -121,17 +121,19 @@ def _filter_cost(recipe: Recipe, strengths: int, facts: Facts, machine: Machine)
     """
     shape, tokens = facts.shapes["target"], [min(count, MOST_LABELS) for count in _tokens(facts)]
     is_full, rank = recipe.vector.mode == "full", recipe.vector.lora.rank
-    work, largest, waiting = 0.0, 0, 0 if is_full else 4 * strengths * rank
+    work, held, used, change = 0.0, dict[int, int](), dict[int, int](), 0
     fed = {linear.name for linear in _fed(shape)}
     for linear in shape.linear:
         count = sum(min(side, linear.inputs) for side in tokens)
         size, rows = min(count, linear.inputs), linear.outputs if is_full else rank
         products = size**2 * linear.inputs / strengths if linear.name in fed else 0
         work += linear.count * (products + (1 + is_full) * (size**3 + 2 * rows * size * (size + linear.inputs)))
-        # Roots and products of two layers, a third one's roots while they are read, and a system with its factors.
-        change = linear.outputs * (5 * linear.inputs + 2 * size) if is_full else 0
-        largest = max(largest, 8 * (3 * count * linear.inputs + 6 * size**2 + change))
-    need = Need({"buffers": largest + waiting * sum(linear.inputs * linear.count for linear in shape.linear)})
+        held[linear.inputs] = 8 * (count * linear.inputs + 2 * size**2)  # roots and products
+        used[linear.inputs] = 8 * (count * linear.inputs + 4 * size**2)  # with a system and its factors
+        change = max(change, 8 * linear.outputs * (5 * linear.inputs + 2 * size) if is_full else 0)
+    sizes = [*sorted(held, reverse=True), *held][:2]  # the largest, and the other that is kept
+    waiting = 0 if is_full else 4 * strengths * rank * sum(linear.inputs * linear.count for linear in shape.linear)
+    need = Need({"buffers": (used[sizes[0]] + held[sizes[1]] if sizes else 0) + change + waiting})
     seconds = machine.seconds(shape, host=work) if facts.rows else None
     disk = {"filtered vector": 4 * trained_weights(recipe, facts.shapes["prior"])}
     return [StageCost("the filter", "filter", need, seconds, "layer by layer, in RAM", disk=disk, place="host")]
