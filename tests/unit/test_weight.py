@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_210,
+    "lines of the package": 35_213,
     "modules": 283,
-    "lines of the tests": 43_097,
+    "lines of the tests": 43_101,
     "words of the docs": 50_027,
     "commands": 24,
     "options": 110,
