@@ -18,7 +18,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -165,7 +165,7 @@ class _Filters:
         self._count = 0
         self.layers, self.passes = 0, 1
         """The layers that are filtered, each expert's own, and how often all are gone through."""
-        self._before, self._after = 0.0, np.zeros(len(strengths))  # Σ tr D C_f Dᵀ, and Σ tr D′ C_f D′ᵀ by λ
+        self._energies = np.zeros(1 + len(strengths))  # Σ tr D C_f Dᵀ, and Σ tr D′ C_f D′ᵀ by λ
 
     def of(self, name: str, root: str, inputs: int) -> Filter:
         """Return the filter of a layer with so many inputs, else raise MismatchError."""
@@ -179,21 +179,20 @@ class _Filters:
         self._progress(self._count, self.passes * self.layers)
         return self._known[root]
 
-    def measure(self, energy: Callable[[np.ndarray], float], before: np.ndarray, after: Iterable[np.ndarray]) -> None:
-        """Add a layer's energies tr D C_f Dᵀ. before, after: D, and D′ at each λ; energy: returns that of one."""
-        self._before += energy(before)
-        self._after += [energy(change) for change in after]
+    def measure(self, energies: Sequence[float]) -> None:
+        """Add a layer's tr D C_f Dᵀ, and its tr D′ C_f D′ᵀ at each λ."""
+        self._energies += energies
 
     def scales(self, vector: Path) -> dict[float, float]:
         """Return s by λ. Raise MismatchError where an energy is 0 or not finite."""
-        energies = [self._before, *self._after]
-        if not (np.isfinite(energies).all() and all(energies)):
+        before, *after = self._energies.tolist()
+        if not (np.isfinite(self._energies).all() and self._energies.all()):
+            sizes = ", ".join(f"{energy:.3g}" for energy in self._energies)
             raise MismatchError(
                 f"{vector}: its change of the outputs on the rows to forget is 0 or no number, before the filter or "
-                f"after it ({', '.join(f'{energy:.3g}' for energy in energies)}), so it cannot be filtered; fit the "
-                "vector again, or take a smaller λ"
+                f"after it ({sizes}), so it cannot be filtered; fit the vector again, or take a smaller λ"
             )
-        return dict(zip(self.strengths, np.sqrt(self._before / self._after).tolist(), strict=True))
+        return {strength: math.sqrt(before / size) for strength, size in zip(self.strengths, after, strict=True)}
 
     def check(self, folder: Path, known: Collection[str], others: Sequence[str]) -> None:
         """Raise MismatchError where no layer was measured. Warn of others that the vector changes."""
@@ -230,7 +229,7 @@ def _filter_adapter(
             layer, (_, fitted) = filters.of(name, root, entry.shape[1]), low.read(filters.files, np.float64)
             changes = [*layer.apply(fitted, filters.strengths)]
             for low in lows_of.values():
-                filters.measure(partial(_energy, low, filters.files, layer), fitted, changes)
+                filters.measure([_energy(low, filters.files, layer, right) for right in (fitted, *changes)])
             rows = slice(expert * low.rank, (expert + 1) * low.rank)
             filtered.setdefault(entry.name, []).append((rows, [change.astype(np.float32) for change in changes]))
     scales = filters.scales(folder)
@@ -275,7 +274,8 @@ def _filter_checkpoint(
     check_space(next(iter(places.values())), len(places) * output_bytes(prior.tensors.values(), "F32"))
     for name, delta in known.items():
         for _, layer, change in _changes(name, delta, filters):
-            filters.measure(partial(_size, layer), change, layer.apply(change, filters.strengths))
+            outputs = [layer.outputs(change), *layer.apply(change, filters.strengths, outputs=True)]
+            filters.measure([float(np.sum(values**2)) for values in outputs])
     scales = filters.scales(folder)
     names = find_names(prior, target.tensors)
     for shard in prior.shards:
@@ -304,11 +304,6 @@ def _filter_checkpoint(
     for place in places.values():
         write_companions(prior, place, "F32")
     return scales
-
-
-def _size(layer: Filter, change: np.ndarray) -> float:
-    """Return tr D C_f Dᵀ."""
-    return float(np.sum(layer.outputs(change) ** 2))
 
 
 def _changes(name: str, delta: Difference, filters: _Filters) -> Iterator[tuple[np.ndarray, Filter, np.ndarray]]:

@@ -125,21 +125,26 @@ class Filter:
         outputs: np.ndarray = change @ self._forget.T
         return outputs
 
-    def apply(self, change: np.ndarray, strengths: Sequence[float]) -> Iterator[np.ndarray]:
-        """Yield D′ at each strength λ ≥ 0, for some rows (n, in) of D."""
+    def apply(self, change: np.ndarray, strengths: Sequence[float], outputs: bool = False) -> Iterator[np.ndarray]:
+        """Yield D′ at each strength λ ≥ 0, for some rows (n, in) of D; D′ K_fᵀ in its place where `outputs` is True."""
         ridge = FORGET_RIDGE / self.inputs
         inner = change @ self._rows.T if self._is_short else change @ self._products[0] + ridge * change
         for strength in strengths:
             both = ridge + strength * RETAIN_RIDGE / self.inputs
             if not self._is_short:
                 keep, drop = self._products
-                yield _solved(keep + strength * drop, both, inner)
+                filtered = _solved(keep + strength * drop, both, inner)
+                yield self.outputs(filtered) if outputs else filtered
                 continue
             share, is_kept = ridge / both, np.arange(len(self._rows)) < len(self._forget)
             weights = np.where(is_kept, 1.0, np.sqrt(strength))
             system = self._products[0] * weights
             system *= weights[:, None]
-            yield share * change + _solved(system, both, inner * (is_kept - share) * weights) * weights @ self._rows
+            solved = _solved(system, both, inner * (is_kept - share) * weights) * weights
+            if outputs:  # all products are there
+                yield share * inner[:, is_kept] + solved @ self._products[0][:, is_kept]
+            else:
+                yield share * change + solved @ self._rows
 
 
 def _solved(system: np.ndarray, ridge: float, rows: np.ndarray) -> np.ndarray:
