@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_216,
     "modules": 283,
     "lines of the tests": 43_101,
-    "words of the docs": 50_027,
+    "words of the docs": 50_006,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
