@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,6 @@ from msa_lite.report.run.choice import WHOLE
 from msa_lite.report.tables.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.settings import JudgeSettings
-
-logger = logging.getLogger(__name__)
-
 
 ENOUGH = 30  # validation rows of a set
 FEWEST = 12  # rows of a set that can be halved; with fewer, a division costs more than it gives
@@ -64,8 +60,6 @@ def divide_rows(rows: RowsBySet, share: float | None, seed: int, limit: int | No
         part = share or min(ENOUGH, count // 2) / count
         validation["retain"], test["retain"] = split_rows(rows["retain"], part, seed)
         return Parts(validation, test)
-    if count:
-        logger.warning("%d retain rows are too few to divide: choice and final scores are on the same rows", count)
     return Parts(validation, test, (WHOLE, WHOLE))
 
 

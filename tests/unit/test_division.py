@@ -307,7 +307,7 @@ LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)
     ("changes", "rows", "choice", "counts"),  # of rows in the filter, and in the final scores
     [
         ({}, {"retain": make_rows(60)}, True, (10 + 25 + 20, 25)),  # the sample, the choice's half, holdout rows
-        ({}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
+        ({"merge": {"filter": "off"}}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
         ({"evaluate": {"ideal": "i", "limit": 20}}, {"retain": make_rows(60)}, True, (10 + 30 + 10 + 20, 10)),
         ({}, {"retain": make_rows(21)}, True, (10 + 20, 11)),  # too few left: all are scored; one seed draws both
         (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(20, 300)}, True, (60 + 10 + 20, 10)),
@@ -336,6 +336,9 @@ def test_a_filter_sees_all_rows_but_those_that_final_scores_keep(
         seen = {row.question for row in measured}
     else:
         seen, final = filter_rows(recipe, whole, choice)
+        given = {"forget": {"data": {"path": "f"}, "alpha": 2}, "merge": {"filter": 4}}
+        if choice:  # with α and λ given, the vectors of the search serve, and scores are of the same rows
+            assert filter_rows(make_recipe(**changes | given), whole, False) == (seen, final)
     assert (len(seen), len(final) * (choice is not None)) == counts
     assert not {question.lower() for question in seen} & final or "data" in changes.get("retain", {}), "kept rows"
     assert not {f"q{1000 + i}" for i in range(10)} & seen, "rows to forget"

@@ -165,6 +165,7 @@ def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource
     assert all(not one[name] & other[name] for name in one)
     assert (len(one["forget"]), len(other["forget"])) == (8, 32)
     assert sorted(len(part.sets["forget"].items) for part in found.everything) == [8, 32]
+    assert found.published == found.everything, "a filter sees none of its questions, those that chose included"
     assert not found.judged
     assert isinstance(found.rule, PaperScore)
     with pytest.raises(UsageError, match=r"no questions; give evaluate\.forget, or select\.score: tofu"):

@@ -145,8 +145,7 @@ def _spare_rows(
     rows, chosen, final = fitted.rows, list[Row](), list[Row]()
     scored = scored_rows(recipe, rows) if recipe.evaluate else {}
     if "forget" in scored and is_divided(recipe, scored, choice):
-        with muted():  # the questions themselves warn of the same
-            divided = divide(recipe, scored)
+        divided = divide(recipe, scored)
         chosen, final = (part.get("retain", []) for part in (divided.validation, divided.test))
     if recipe.evaluate and recipe.evaluate.benchmark != OWN:
         scored, final = {}, []  # it has questions of its own

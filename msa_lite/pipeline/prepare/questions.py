@@ -6,7 +6,7 @@ Rows are kept apart by their use: forget, retain and holdout rows, and learnt ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from msa_lite.evals.scores.suite import load_benchmark
 from msa_lite.evals.verdict.bounds import difference_of_shares
 from msa_lite.pipeline.prepare.division import count_repeated, divide_retain, each_once
 from msa_lite.recipe import SETS, Data, Recipe
+from msa_lite.report.run.choice import WHOLE
 from msa_lite.settings import Columns
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,9 @@ class Questions:
     """The benchmark with all of its questions, where `test` leaves out those of the user's that a choice is made by."""
 
     @property
-    def published(self) -> Benchmark | None:
-        """Return the questions of a published benchmark that models are scored on."""
-        return self.test if self.test and self.test.name != OWN else None
+    def published(self) -> list[Benchmark]:
+        """Return the parts that together hold all questions of a published benchmark; none without one."""
+        return [benchmark for benchmark in self.everything if benchmark.name != OWN]
 
     @property
     def everything(self) -> list[Benchmark]:
@@ -64,8 +65,8 @@ def load_questions(
 
     rows: by their places in the recipe. If a benchmark's own metrics decide the choice, its questions are divided. By
     extraction, the user's questions about the forget and retain set decide, and the benchmark's scores leave these out.
-    The user's holdout rows are in both parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows
-    to choose by.
+    The user's holdout rows are in both parts, whole. Without a choice, see `is_divided`. Raise UsageError where a rule
+    lacks a metric, or there are no rows to choose by.
     """
     settings = recipe.evaluate
     if settings is None:
@@ -81,7 +82,7 @@ def load_questions(
     benchmark = load_benchmark(settings.benchmark, prompter, whole)
     if isinstance(rule, LeastExtraction):
         users = _users_parts(recipe, rule, rows, choice, prompter)
-        seen = questions_of(users.validation) - questions_of(users.test) if users.validation else set()
+        seen = questions_of(filter(None, [users.validation])) - questions_of(filter(None, [users.test]))
         test = benchmark.without(seen) if seen else benchmark
         return Questions(rule, users.validation, test, undivided=benchmark)
     if choice is False:
@@ -153,22 +154,30 @@ def _users_parts(
         if not rows and recipe.evaluate.benchmark == OWN:
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
+    if choice is False:  # the others are the filter's
+        parts = divide(recipe, rows)
+        return Questions(rule, None, load_qa(parts.test, prompter, limit, parts.names[1]))
     parts = _parts(recipe, rows)
+    if parts.names[1] == WHOLE and (count := len({row.thread for row in parts.test.get("retain", ())})):
+        logger.warning("%d retain rows are too few to divide: choice and final scores are on the same rows", count)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
     check_rule(rule, validation.metric_names(), f"benchmark {validation.name}")
     return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 
-def questions_of(benchmark: Benchmark | None) -> set[str]:
-    """Return the questions of a benchmark, or none."""
-    sets = benchmark.sets.values() if benchmark else ()
-    return {item.fields["question"] for item_set in sets for item in item_set.items if "question" in item.fields}
+def questions_of(benchmarks: Iterable[Benchmark]) -> set[str]:
+    """Return the questions of benchmarks."""
+    items = (item for benchmark in benchmarks for item_set in benchmark.sets.values() for item in item_set.items)
+    return {item.fields["question"] for item in items if "question" in item.fields}
 
 
 def is_divided(recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose) -> bool:
-    """Check whether a choice is made on a part of the user's own rows. rows: those to score, by set."""
-    if choice != "if possible":
-        return choice
+    """Check whether final scores leave out a part of the user's rows to keep: for a choice, and for a filter.
+
+    With α given, too, so that the filter sees the same rows as in a search. rows: those to score, by set.
+    """
+    if choice is True or not (choice or any(recipe.filters)):
+        return bool(choice)
     least = 1 if recipe.select.validation == "auto" else 2
     return "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
 
@@ -300,7 +309,7 @@ def _count(recipe: Recipe, rows: Sequence[Row]) -> int:
     """Return the number of rows that are scored; of a few texts that a choice divides, the passages."""
     assert recipe.evaluate is not None, "the rows are scored"
     rows, limit = each_once(rows), recipe.evaluate.limit
-    are_cut = recipe.has_choice and recipe.select.validation == "auto" and len(rows) < FEWEST
+    are_cut = (recipe.has_choice or any(recipe.filters)) and recipe.select.validation == "auto" and len(rows) < FEWEST
     if are_cut and all(row.text for row in rows):
         passages = sum(max(1, round(len(row.text.split()) / PASSAGE)) for row in rows)
         return min(passages, limit or MOST_PASSAGES)

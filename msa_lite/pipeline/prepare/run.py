@@ -274,7 +274,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, fitted.rows, scope.choice, prompter)
     notes += terms_left_out(recipe) if questions.validation else []
-    for published in (benchmark for benchmark in questions.everything if benchmark.name != OWN):
+    for published in questions.published:
         notes += [*published.unasked(), *published.unscored()]
     spared = find_filter_rows(recipe, fitted, prompter, scope.choice, questions_of(questions.published))
     notes += spared.notes if any(recipe.filters) else []
