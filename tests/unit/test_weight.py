@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_216,
+    "lines of the package": 35_217,
     "modules": 283,
-    "lines of the tests": 43_101,
-    "words of the docs": 50_006,
+    "lines of the tests": 43_107,
+    "words of the docs": 49_987,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
