@@ -33,12 +33,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
@@ -53,7 +54,7 @@ from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, merge_terms
-from msa_lite.merger.filtering import filter_vector
+from msa_lite.merger.filtering import filter_vector, load_moments
 from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
 from msa_lite.train.moments import write_moments
@@ -61,10 +62,12 @@ from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.objectives.rows import common_beginning
 from msa_lite.train.settings import auto_rate
+from tests.benchmarks.candidates import FlatHeld, energy, tokenwise, undone
 
 SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
 STRENGTHS = (1.0, 4.0)  # λ
+EQUAL, COARSE, MOST_EQUAL = (1.0, 4.0, 16.0), 2.0, 12  # λ in equal units; the first α; points
 EPOCHS, HELD_BY, MOST = 4, 1.0, 8  # of a baseline; h; points
 Scores = dict[str, np.ndarray]
 Terms = Sequence[tuple[Path, float]]
@@ -143,7 +146,7 @@ class Lab:
     def put(self, terms: Terms, alpha: float) -> float:
         """Set the model to target + α · Σ weight · vector. Return the norm of the update."""
         if self._delta[0] != terms:
-            self._delta = (terms, self._sum(terms))
+            self._delta = (terms, self.sum_of(terms))
         with torch.no_grad():
             for name, value in self.model.named_parameters():
                 value.copy_(self.before[name])
@@ -151,19 +154,46 @@ class Lab:
                     value.add_(self._delta[1][name], alpha=alpha)
         return alpha * math.sqrt(sum(float((d.double() ** 2).sum()) for d in self._delta[1].values()))
 
-    def _sum(self, terms: Terms) -> dict[str, torch.Tensor]:
+    def sum_of(self, terms: Terms) -> dict[str, torch.Tensor]:
+        """Return Σ weight · vector by tensor. A file of safetensors holds changes of weights as they are."""
         target, prior = (load_checkpoint(self.sources[name].folder) for name in ("target", "prior"))
         total: dict[str, torch.Tensor] = {}
-        for folder, weight in terms:
+        for place, weight in terms:
             if not weight:
                 continue
-            files, scratch = Files(), Scratch()
-            for name, delta in load_vector(folder, target, prior).deltas.items():
-                shape = self.before[name].shape
-                rows = delta.rows(files, 0, shape[0], np.float32, scratch)
-                change = torch.from_numpy(np.array(rows, np.float32)).view(shape)
+            if place.suffix == ".safetensors":
+                changes = load_file(place)
+            else:
+                changes, files, scratch = {}, Files(), Scratch()
+                for name, delta in load_vector(place, target, prior).deltas.items():
+                    shape = self.before[name].shape
+                    rows = delta.rows(files, 0, shape[0], np.float32, scratch)
+                    changes[name] = torch.from_numpy(np.array(rows, np.float32)).view(shape)
+            for name, change in changes.items():
                 total[name] = total[name] + weight * change if name in total else weight * change
         return total
+
+    def put_changes(self, changes: Mapping[str, torch.Tensor], weight: float) -> None:
+        """Set the model to target + weight · changes."""
+        self.put((), 1.0)
+        with torch.no_grad():
+            for name, value in self.model.named_parameters():
+                if name in changes:
+                    value.add_(changes[name], alpha=weight)
+
+    def put_prior(self, vector: Path) -> None:
+        """Set the model to prior + vector."""
+        prior = AutoModelForCausalLM.from_pretrained(self.sources["prior"].folder, dtype=torch.float32)
+        changes = {n: p.detach() - self.before[n] for n, p in prior.named_parameters()}
+        for name, change in self.sum_of([(vector, 1.0)]).items():
+            changes[name] = changes[name] + change
+        self.put_changes(changes, 1.0)
+
+    def scale_of(self, vector: Path, filtered: Path, moments: Path) -> float:
+        """Return s, with which a filtered vector does as much on forget rows as before: α means the same at each λ."""
+        measured = load_moments(moments)
+        before, after = (energy(self.sum_of([(place, 1.0)]), measured) for place in (vector, filtered))
+        return math.sqrt(before / after)
 
     @property
     def parity(self) -> float:
@@ -222,7 +252,7 @@ class Lab:
         model = AutoModelForCausalLM.from_pretrained(self.sources["prior"].folder, dtype=torch.float32)
         parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, change in self._sum([(vector, 1.0)]).items():
+            for name, change in self.sum_of([(vector, 1.0)]).items():
                 share = of_forget[name] / (of_forget[name] + of_retain[name]).clamp_min(1e-30)
                 parameters[name].add_(change * share)
         model.save_pretrained(place)
@@ -266,6 +296,8 @@ class Column:
     what: str
     terms: Callable[[], Terms]
     searched: bool = True
+    equal: bool = False
+    """True where α means about the same in each column."""
 
 
 @dataclass
@@ -294,6 +326,24 @@ class Tried:
             if len(self.points) < MOST:
                 try_at(best * ratio)
 
+    def search_equal(self, columns: Sequence[Column]) -> None:
+        """Climb over α in the middle column, try the other columns at that α, then climb in the best one."""
+
+        def climb(number: int, best: float, most: int) -> float:
+            step = 1.5 if self.at(columns, number, best * 1.5) < self.at(columns, number, best) else 1 / 1.5
+            while len(self.points) < most:
+                if self.at(columns, number, best * step) >= self.at(columns, number, best):
+                    break
+                best *= step
+            return best
+
+        alpha = climb(len(columns) // 2, COARSE, MOST_EQUAL // 2)
+        number = min(range(len(columns)), key=lambda n: self.at(columns, n, alpha))
+        alpha = climb(number, alpha, MOST_EQUAL - 2)
+        for ratio in (1.5**0.5, 1.5**-0.5):
+            if len(self.points) < MOST_EQUAL:
+                self.at(columns, number, alpha * ratio)
+
 
 def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     """Return what is compared, the most wanted first."""
@@ -316,6 +366,34 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
 
         return [column(strength) for strength in STRENGTHS]
 
+    spare = lambda: lab.moments("spare", [*lab.rows["learnt"], *lab.rows["choose"], *lab.rows["holdout"]])  # noqa: E731
+
+    def equal(vector: Callable[[], Path]) -> Sequence[Column]:
+        def column(strength: float) -> Column:
+            def terms() -> Terms:
+                place = lab.filtered(vector(), strength, spare())
+                return [(place, -lab.scale_of(vector(), place, spare()))]
+
+            return Column(f"λ = {strength:g}", cache(terms), equal=True)
+
+        return [column(strength) for strength in EQUAL]
+
+    def chosen() -> tuple[float, float]:
+        line = results(lab.run)["held, filter"]
+        return float(line["chosen"].split()[2].rstrip(",")), line["alpha"]
+
+    def by_token() -> Sequence[Column]:
+        strength, alpha = chosen()
+        scale = lab.scale_of(held(), lab.filtered(held(), strength, spare()), spare())
+        file = tokenwise(lab, held(), retain, spare(), strength, alpha, scale)
+        return [Column(f"λ = {strength:g}", lambda: [(file, -1.0)], equal=True)]
+
+    def noisy() -> Sequence[Column]:
+        strength, alpha = chosen()
+        (terms,) = (column.terms() for column in equal(held) if column.what == f"λ = {strength:g}")
+        file = undone(lab, terms, alpha, spare(), strength)
+        return [Column("noise, then distillation", lambda: [(file, 1.0)], searched=False)]
+
     def baseline(method: str) -> Sequence[Column]:
         columns = []
         for point in settings_grid(method, {"retain_weight": [1.0, 4.0]}):
@@ -337,6 +415,8 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     task = partial(lab.fit, "task", "target", lora)
     held_task = lambda: lab.fit("task-held", "target", lora, objective=lab.held())  # noqa: E731
     held = lambda: lab.fit("held", "prior", lora, objective=lab.held())  # noqa: E731
+    flat_loss = lambda: FlatHeld(lab.rows["forget"], lab.rows["learnt"], HELD_BY, lab.pad, seed=0)  # noqa: E731
+    flat = lambda: lab.fit("held-flat", "prior", lora, objective=flat_loss())  # noqa: E731
     late = lambda: lab.fit("late-held", started(), lora, objective=lab.held())  # noqa: E731
     whole = partial(lab.fit, "full", "prior", full)
     undial = lambda: epoch_folder(_best_epoch(lab, "undial"), _best(lab, "undial")[1])  # noqa: E731
@@ -349,7 +429,11 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     return {
         "msa": lambda: plain(lambda: forget, lambda: retain),
         "msa, filter": lambda: filtered(lambda: forget),
-        "held, filter": lambda: filtered(held),
+        "held, filter": lambda: equal(held),
+        "held, filter of before": lambda: filtered(held),
+        "held, token-wise filter": by_token,
+        "held, filter, noise and distillation": noisy,
+        "held, flat, filter": lambda: equal(flat),
         "task vector, filter": lambda: filtered(task),
         "task vector, held, filter": lambda: filtered(held_task),
         "msa and task vector, filter": both,
@@ -435,7 +519,7 @@ def measure(lab: Lab, name: str, columns: Sequence[Column]) -> dict[str, Any]:
         if not column.searched:
             tried.at(columns, number, 1.0)
     if columns[0].searched:
-        tried.search(columns)
+        (tried.search_equal if columns[0].equal else tried.search)(columns)
     number, alpha = min(tried.points, key=lambda point: tried.points[point])
     fitted = lab.put([(lab.run / "vectors/forget", -1.0)], 1.0)
     growth = lab.put(columns[number].terms(), alpha) / fitted
