@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io.weights.blocks import Files, read_whole
-from msa_lite.merger.filtering import Moments, load_moments
+from msa_lite.merger.moments import load_moments
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.plain import PlainLoss
@@ -28,18 +28,6 @@ from msa_lite.train.objectives.plain import PlainLoss
 ROUNDS, PACE, LEAST, MOST = 3, 0.7, -0.5, 4.0  # of token-wise weights
 NOISE, STEPS, ROWS = 1.0, 60, 16  # noise over the update, by norm; steps of distillation and their rows
 RADIUS = 0.05  # of the step uphill, in the weights of the adapter
-
-
-def energy(deltas: dict[str, torch.Tensor], moments: Moments) -> float:
-    """Return Σ tr D C_f Dᵀ over the measured layers, C_f over its trace."""
-    files, total = Files(), 0.0
-    for name, delta in deltas.items():
-        if name in moments.layers:
-            root = torch.from_numpy(
-                read_whole(files, moments.roots[f"forget.{moments.layers[name].roots[0]}"], np.float32)
-            )
-            total += float((delta @ root.T).double().square().sum() / root.double().square().sum())
-    return total
 
 
 def batches(lab: Any, rows: Sequence[Example], size: int = 8) -> Iterator[tuple[Any, torch.Tensor]]:

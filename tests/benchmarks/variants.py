@@ -54,7 +54,7 @@ from msa_lite.io.weights.blocks import Files, Scratch
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger import Precision, Term, merge_terms
-from msa_lite.merger.filtering import filter_vector, load_moments
+from msa_lite.merger.filtering import filter_vector
 from msa_lite.merger.vectors.vector import load_vector
 from msa_lite.train import FitSettings, KeptEpochs, VectorFit, epoch_folder, run_fit
 from msa_lite.train.moments import write_moments
@@ -62,7 +62,7 @@ from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.objectives.rows import common_beginning
 from msa_lite.train.settings import auto_rate
-from tests.benchmarks.candidates import FlatHeld, energy, tokenwise, undone
+from tests.benchmarks.candidates import FlatHeld, tokenwise, undone
 
 SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
@@ -188,12 +188,6 @@ class Lab:
         for name, change in self.sum_of([(vector, 1.0)]).items():
             changes[name] = changes[name] + change
         self.put_changes(changes, 1.0)
-
-    def scale_of(self, vector: Path, filtered: Path, moments: Path) -> float:
-        """Return s, with which a filtered vector does as much on forget rows as before: α means the same at each λ."""
-        measured = load_moments(moments)
-        before, after = (energy(self.sum_of([(place, 1.0)]), measured) for place in (vector, filtered))
-        return math.sqrt(before / after)
 
     @property
     def parity(self) -> float:
@@ -370,10 +364,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
 
     def equal(vector: Callable[[], Path]) -> Sequence[Column]:
         def column(strength: float) -> Column:
-            def terms() -> Terms:
-                place = lab.filtered(vector(), strength, spare())
-                return [(place, -lab.scale_of(vector(), place, spare()))]
-
+            terms = lambda: [(lab.filtered(vector(), strength, spare()), -1.0)]  # noqa: E731
             return Column(f"λ = {strength:g}", cache(terms), equal=True)
 
         return [column(strength) for strength in EQUAL]
@@ -384,7 +375,8 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
 
     def by_token() -> Sequence[Column]:
         strength, alpha = chosen()
-        scale = lab.scale_of(held(), lab.filtered(held(), strength, spare()), spare())
+        filtered = lab.filtered(held(), strength, spare())
+        scale = (load_manifest(filtered) or {})["filter"]["scale"]
         file = tokenwise(lab, held(), retain, spare(), strength, alpha, scale)
         return [Column(f"λ = {strength:g}", lambda: [(file, -1.0)], equal=True)]
 
