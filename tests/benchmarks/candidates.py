@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io.weights.blocks import Files, read_whole
-from msa_lite.merger.moments import load_moments
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE
+from msa_lite.merger.moments import load_moments
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.plain import PlainLoss
 
@@ -125,14 +125,15 @@ def undone(lab: Any, terms: Any, alpha: float, moments: Path, strength: float) -
     with torch.no_grad():
         for name, value in lab.model.named_parameters():
             if name in updates and name in measured.layers:
-                keep = measured.filter_of(measured.layers[name].roots[0], strength, files)
-                noise = torch.from_numpy(keep.apply(torch.randn(value.shape, generator=generator).double().numpy()))
+                keep = measured.filter_of(measured.layers[name].roots[0], files)
+                (drawn,) = keep.apply(torch.randn(value.shape, generator=generator).double().numpy(), [strength])
+                noise = torch.from_numpy(drawn)
                 value.add_((noise * (NOISE * alpha * updates[name].norm() / noise.norm())).float())
     rows = [*lab.rows["forget"], *lab.rows["learnt"], *lab.rows["choose"], *lab.rows["holdout"]]
     optimizer = torch.optim.AdamW(lab.model.parameters(), lr=lab.settings.learning_rate / 10, weight_decay=0.0)
-    drawn = np.random.default_rng(0)
+    chance = np.random.default_rng(0)
     for _ in range(STEPS):
-        chosen = [rows[i] for i in drawn.choice(len(rows), ROWS, replace=False)]
+        chosen = [rows[i] for i in chance.choice(len(rows), ROWS, replace=False)]
         batch, known = next(batches(lab, chosen, ROWS))
         logs = []
         for model in (lab.model, teacher):

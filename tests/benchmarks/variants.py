@@ -10,13 +10,15 @@ Any run with such a history does: `msa-lite quickstart merge.filter=off` has one
 The rules, written down before any score:
 - Fits are 8 epochs at 1e-3, or as the run's forget vector if its recipe names the length; with all weights at a tenth
   of that rate.
-- Vectors and moments see the forget rows and the retain rows that the run's retain vector has learnt. Of the other
-  retain rows every second one chooses, the rest tests. All forget rows choose and test; holdout rows are the control.
+- Vectors see the forget rows and the retain rows that the run's retain vector has learnt. Of the other retain rows
+  every second one chooses, the rest tests. All forget rows choose and test; holdout rows are the control. Moments see
+  all but the rows that test.
 - Scores of a row, teacher-forced: the probability of its answer (per token), all tokens right (as greedy decoding gets
   it), the share of tokens that are right, and the share of the answer's end that is right from some token on.
 - Choice by parity: the point with the least mean of |forget - the target's on holdout rows| and |retain - the
-  target's|, over the four scores. At most 8 points: of a vector α = 1 in each column (λ or β), then a climb over α in
-  the best of these; of a baseline each of four epochs at two weights of its retain term, at the tool's own rate.
+  target's|, over the four scores. At most 12 points: of a vector a climb over α in the middle column (of λ or β), all
+  columns at its best, and closer and closer in the best of these; of a baseline each of four epochs at two weights of
+  its retain term, at the tool's own rate, then α in the best of these.
 - Distance: the mean of |score - the ideal's|, over the four scores, on forget rows and on the retain rows that test.
   Kept: the target's scores on these that are left, above the level of holdout rows.
 - AUC: that a forget row has a lower loss than a holdout row; .5 is a coin. Relearnt: rows of one half of the forget
@@ -66,9 +68,8 @@ from tests.benchmarks.candidates import FlatHeld, tokenwise, undone
 
 SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
-STRENGTHS = (1.0, 4.0)  # λ
-EQUAL, COARSE, MOST_EQUAL = (1.0, 4.0, 16.0), 2.0, 12  # λ in equal units; the first α; points
-EPOCHS, HELD_BY, MOST = 4, 1.0, 8  # of a baseline; h; points
+STRENGTHS = (1.0, 4.0, 16.0)  # λ
+EPOCHS, HELD_BY, MOST = 4, 1.0, 12  # of a baseline; h; points
 Scores = dict[str, np.ndarray]
 Terms = Sequence[tuple[Path, float]]
 """Folders of vectors with their weights at α = 1."""
@@ -290,8 +291,6 @@ class Column:
     what: str
     terms: Callable[[], Terms]
     searched: bool = True
-    equal: bool = False
-    """True where α means about the same in each column."""
 
 
 @dataclass
@@ -302,41 +301,32 @@ class Tried:
     points: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def at(self, columns: Sequence[Column], column: int, alpha: float) -> float:
-        """Return the parity of a point."""
+        """Return the parity of a point; infinity where all points are used up."""
         alpha = float(f"{alpha:.3g}")
         if (column, alpha) not in self.points:
+            if len(self.points) >= MOST:
+                return math.inf
             self.lab.put(columns[column].terms(), alpha)
             self.points[column, alpha] = self.lab.parity
         return self.points[column, alpha]
 
     def search(self, columns: Sequence[Column]) -> None:
-        """Try α = 1 in each column, climb from there in the best one by factors of 1.5, then look between."""
-        number = min(range(len(columns)), key=lambda n: self.at(columns, n, 1.0))
-        try_at = partial(self.at, columns, number)
-        best, step = (1.5, 1.5) if try_at(1.5) < try_at(1.0) else (1.0, 1 / 1.5)
-        while len(self.points) < MOST and try_at(best * step) < try_at(best):
-            best *= step
-        for ratio in (step**0.5, step**-0.5):
-            if len(self.points) < MOST:
-                try_at(best * ratio)
+        """Climb over α in the middle column, try the others at its best α, then look closer and closer in the best.
 
-    def search_equal(self, columns: Sequence[Column]) -> None:
-        """Climb over α in the middle column, try the other columns at that α, then climb in the best one."""
-
-        def climb(number: int, best: float, most: int) -> float:
-            step = 1.5 if self.at(columns, number, best * 1.5) < self.at(columns, number, best) else 1 / 1.5
-            while len(self.points) < most:
-                if self.at(columns, number, best * step) >= self.at(columns, number, best):
-                    break
-                best *= step
-            return best
-
-        alpha = climb(len(columns) // 2, COARSE, MOST_EQUAL // 2)
+        Columns that are not searched, as the epochs of a baseline, are all tried at α = 1 instead.
+        """
+        number, alpha = len(columns) // 2, 1.0
+        if columns[0].searched:
+            alpha = self._climb(columns, number, alpha, 1.5)
         number = min(range(len(columns)), key=lambda n: self.at(columns, n, alpha))
-        alpha = climb(number, alpha, MOST_EQUAL - 2)
-        for ratio in (1.5**0.5, 1.5**-0.5):
-            if len(self.points) < MOST_EQUAL:
-                self.at(columns, number, alpha * ratio)
+        for step in (1.5, 1.5**0.5, 1.5**0.25):
+            alpha = self._climb(columns, number, alpha, step)
+
+    def _climb(self, columns: Sequence[Column], number: int, alpha: float, step: float) -> float:
+        for ratio in (step, 1 / step):
+            while self.at(columns, number, alpha * ratio) < self.at(columns, number, alpha):
+                alpha *= ratio
+        return alpha
 
 
 def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
@@ -352,22 +342,18 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
             columns += [Column(f"β = {b:g} α", lambda b=b: [(vector(), -1.0), (added, b)]) for b in (0.5, 1.0)]
         return columns
 
-    def filtered(
-        vector: Callable[[], Path], moments: Callable[[], Path] = lab.moments, sign: float = -1.0
-    ) -> Sequence[Column]:
-        def column(strength: float) -> Column:
-            return Column(f"λ = {strength:g}", lambda: [(lab.filtered(vector(), strength, moments()), sign)])
-
-        return [column(strength) for strength in STRENGTHS]
-
     spare = lambda: lab.moments("spare", [*lab.rows["learnt"], *lab.rows["choose"], *lab.rows["holdout"]])  # noqa: E731
 
-    def equal(vector: Callable[[], Path]) -> Sequence[Column]:
+    def filtered(
+        vector: Callable[[], Path],
+        moments: Callable[[], Path] = spare,
+        sign: float = -1.0,
+        strengths: Sequence[float] = STRENGTHS,
+    ) -> Sequence[Column]:
         def column(strength: float) -> Column:
-            terms = lambda: [(lab.filtered(vector(), strength, spare()), -1.0)]  # noqa: E731
-            return Column(f"λ = {strength:g}", cache(terms), equal=True)
+            return Column(f"λ = {strength:g}", cache(lambda: [(lab.filtered(vector(), strength, moments()), sign)]))
 
-        return [column(strength) for strength in EQUAL]
+        return [column(strength) for strength in strengths]
 
     def chosen() -> tuple[float, float]:
         line = results(lab.run)["held, filter"]
@@ -378,11 +364,11 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         filtered = lab.filtered(held(), strength, spare())
         scale = (load_manifest(filtered) or {})["filter"]["scale"]
         file = tokenwise(lab, held(), retain, spare(), strength, alpha, scale)
-        return [Column(f"λ = {strength:g}", lambda: [(file, -1.0)], equal=True)]
+        return [Column(f"λ = {strength:g}", lambda: [(file, -1.0)])]
 
     def noisy() -> Sequence[Column]:
         strength, alpha = chosen()
-        (terms,) = (column.terms() for column in equal(held) if column.what == f"λ = {strength:g}")
+        (terms,) = (column.terms() for column in filtered(held) if column.what == f"λ = {strength:g}")
         file = undone(lab, terms, alpha, spare(), strength)
         return [Column("noise, then distillation", lambda: [(file, 1.0)], searched=False)]
 
@@ -415,20 +401,23 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
     wide = lambda: lab.moments("wide", [*lab.rows["learnt"], *lab.samples()])  # noqa: E731
 
     def both() -> Sequence[Column]:
-        pairs = [(lab.filtered(forget, s, lab.moments()), lab.filtered(task(), s, lab.moments())) for s in STRENGTHS]
-        return [Column(f"λ = {s:g}", lambda p=p: [(p[0], -0.5), (p[1], -0.5)]) for s, p in zip(STRENGTHS, pairs)]  # noqa: B905
+        def column(strength: float) -> Column:
+            parts = cache(lambda: [(lab.filtered(vector, strength, spare()), -0.5) for vector in (held(), task())])
+            return Column(f"λ = {strength:g}", parts)
+
+        return [column(strength) for strength in STRENGTHS]
 
     return {
         "msa": lambda: plain(lambda: forget, lambda: retain),
         "msa, filter": lambda: filtered(lambda: forget),
-        "held, filter": lambda: equal(held),
-        "held, filter of before": lambda: filtered(held),
+        "held, filter": lambda: filtered(held),
+        "held, filter of before": lambda: filtered(held, lab.moments, strengths=STRENGTHS[:2]),
         "held, token-wise filter": by_token,
         "held, filter, noise and distillation": noisy,
-        "held, flat, filter": lambda: equal(flat),
+        "held, flat, filter": lambda: filtered(flat),
         "task vector, filter": lambda: filtered(task),
         "task vector, held, filter": lambda: filtered(held_task),
-        "msa and task vector, filter": both,
+        "held and task vector, filter": both,
         "undial": lambda: baseline("undial"),
         "full, filter": lambda: filtered(whole),
         "npo": lambda: baseline("npo"),
@@ -471,7 +460,7 @@ class EveryEpoch:
 def _best(lab: Lab, variant: str) -> tuple[str, int]:
     """Return the weight and the epoch that a baseline's choice took."""
     chosen = results(lab.run)[variant]["chosen"].split()
-    return chosen[1].rstrip(","), int(chosen[3])
+    return chosen[1].rstrip(","), int(chosen[3].rstrip(","))
 
 
 def _best_epoch(lab: Lab, method: str) -> Path:
@@ -507,18 +496,14 @@ def results(run: Path) -> dict[str, Any]:
 def measure(lab: Lab, name: str, columns: Sequence[Column]) -> dict[str, Any]:
     """Choose a point of a variant, and measure it."""
     began, tried = time.monotonic(), Tried(lab)
-    for number, column in enumerate(columns):
-        if not column.searched:
-            tried.at(columns, number, 1.0)
-    if columns[0].searched:
-        (tried.search_equal if columns[0].equal else tried.search)(columns)
+    tried.search(columns)
     number, alpha = min(tried.points, key=lambda point: tried.points[point])
     fitted = lab.put([(lab.run / "vectors/forget", -1.0)], 1.0)
     growth = lab.put(columns[number].terms(), alpha) / fitted
     after = {part: lab.score(part) for part in PARTS}
     return {
         "name": name,
-        "chosen": f"{columns[number].what}, α = {alpha:g}" if columns[number].searched else columns[number].what,
+        "chosen": f"{columns[number].what}, α = {alpha:g}",
         "alpha": alpha,
         "points": [[columns[n].what, a, value] for (n, a), value in tried.points.items()],
         "growth": growth,
