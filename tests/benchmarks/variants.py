@@ -19,6 +19,7 @@ The rules, written down before any score:
   target's|, over the four scores. At most 12 points: of a vector a climb over α in the middle column (of λ or β), all
   columns at its best, and closer and closer in the best of these; of a baseline each of four epochs at two weights of
   its retain term, at the tool's own rate, then α in the best of these.
+  Rivals (`rivals/`): three or four changes, each so long at α = 1 that forget rows lose what holdout rows do.
 - Distance: the mean of |score - the ideal's|, over the four scores, on forget rows and on the retain rows that test.
   Kept: the target's scores on these that are left, above the level of holdout rows.
 - AUC: that a forget row has a lower loss than a holdout row; .5 is a coin. Relearnt: rows of one half of the forget
@@ -65,6 +66,7 @@ from msa_lite.train.objectives.plain import PlainLoss
 from msa_lite.train.objectives.rows import common_beginning
 from msa_lite.train.settings import auto_rate
 from tests.benchmarks.candidates import FlatHeld, tokenwise, undone
+from tests.benchmarks.rivals import kfade, sage, win_u
 
 SCORES = ("probability", "exact", "right", "end")
 PARTS = ("forget", "test", "choose", "holdout", "text")
@@ -72,7 +74,7 @@ STRENGTHS = (1.0, 4.0, 16.0)  # λ
 EPOCHS, HELD_BY, MOST = 4, 1.0, 12  # of a baseline; h; points
 Scores = dict[str, np.ndarray]
 Terms = Sequence[tuple[Path, float]]
-"""Folders of vectors with their weights at α = 1."""
+"""Folders of vectors, or files of changes, with their weights at α = 1."""
 
 
 @dataclass
@@ -384,6 +386,9 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
                 )
         return columns
 
+    def rival(changes: Sequence[tuple[str, Path]]) -> Sequence[Column]:
+        return [Column(what, lambda file=file: [(file, 1.0)], searched=False) for what, file in changes]
+
     def started() -> Path:
         place = lab.out / "prior-and-retain"
         prior = lab.sources["prior"]
@@ -435,6 +440,9 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "msa, filter, second round": lambda: _second_round(lab, lora),
         "held": lambda: plain(held, lambda: retain),
         "start: retain, held": lambda: plain(late),
+        "k-fade": lambda: rival(kfade.columns(lab)),
+        "win-u": lambda: rival(win_u.columns(lab)),
+        "sage": lambda: rival(sage.columns(lab, {"MSA": [(forget, -1.0)], "UNDIAL": [(undial(), 1.0)]})),
     }
 
 
