@@ -108,15 +108,14 @@ def recited(folder: Path, rows: Rows) -> list[bool]:
 
 
 def count(out: Path, folders: list[Path]) -> None:
-    """Print how many rows some models recite. Rows to keep that nothing saw are those that the run's scores ended on."""
+    """Print how many rows some models recite. Rows to keep that nothing saw are those of the run's final scores."""
     rows = make_rows(SIZES)
+    del rows["base"]
     scored = (out / "run/evaluation/unlearned/retain.jsonl").read_text("utf-8").splitlines()
     rows["kept, unseen by the run"] = [rows["keep"][json.loads(line)["index"]] for line in scored]
-    print("| model | " + " | ".join(name for name in rows if name != "base") + " |\n" + "|---" * 5 + "|")
+    print("| model | " + " | ".join(rows) + " |\n" + "|---" * 5 + "|")
     for folder in folders:
-        counts = [
-            f"{sum(recited(folder, rows[name]))} of {len(rows[name])}" for name in ("delete", "keep", "never-seen")
-        ]
+        counts = [f"{sum(recited(folder, group))} of {len(group)}" for group in rows.values()]
         print(f"| {folder} | " + " | ".join(counts) + " |", flush=True)
 
 
