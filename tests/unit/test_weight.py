@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_217,
     "modules": 283,
-    "lines of the tests": 43_536,
+    "lines of the tests": 43_633,
     "words of the docs": 49_987,
     "commands": 24,
     "options": 110,
