@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from msa_lite.data import Example, hash_ids
-from msa_lite.train.objectives.objective import ALONE, Backward, Division, LossTerm, draw_rows
-from msa_lite.train.objectives.plain import PlainLoss
-from msa_lite.train.objectives.reference import FitReference, answer_logits, kl_divergence, make_batch
+from msa_lite.data import Example, hash_ids, pass_tokens
+from msa_lite.train.objectives.objective import ALONE, Backward, Division, draw_rows
+from msa_lite.train.objectives.plain import LabelTerms, PlainLoss
+from msa_lite.train.objectives.reference import FitReference, make_batch
 from msa_lite.train.objectives.rows import count_labels
+
+_MOST = 2 << 30  # bytes of states that are remembered; of 262,000 labels of an 8B model
 
 
 @dataclass
@@ -20,6 +23,10 @@ class HeldLoss:
     The reference is the model where the fit starts: an adapter switched off, or with all weights a second copy. KL is
     in nats, the mean over the labels of as many rows to keep as the step has others; each epoch draws them anew. The
     divergence is that of Maini et al. (2024, KL minimization); it is not in the MSA paper.
+
+    The reference runs once for each row: the states that its head takes are remembered, thousands of times smaller
+    than logits and as exact, up to `_MOST` bytes. They are made epoch by epoch, always in the same batches, so a fit
+    that was stopped has the same.
     """
 
     examples: Sequence[Example]
@@ -35,6 +42,12 @@ class HeldLoss:
     _plain: PlainLoss = field(init=False)
     _division: Division = field(default=ALONE, init=False)
     _reference: FitReference | None = field(default=None, init=False)
+    _states: dict[int, Any] = field(default_factory=dict, init=False)
+    """Of retain rows: the reference's (labels, ·) states, on the CPU."""
+    _epochs: int = field(default=0, init=False)
+    """The epochs whose rows are remembered."""
+    _micro: int = field(default=0, init=False)
+    """The rows of the batches that they were made in."""
 
     def __post_init__(self) -> None:
         self._plain = PlainLoss(self.examples, self.pad)
@@ -63,15 +76,70 @@ class HeldLoss:
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
         """Run the rows of a step, then rows to keep, as `Objective` describes."""
         total = self._plain.step(model, rows, epoch, micro, backward)
-        drawn = draw_rows(len(self.examples), len(self.retain), self.seed, epoch)[list(rows)].tolist()
-        # The reference's logits beside the model's own take as much memory as a second row does.
-        kept = LossTerm(self.retain, self.weight, count_labels, self._divergence, passes=2)
-        return total + kept.run(model, drawn, micro, self.longest, backward, self._division)
+        self._remember(model, epoch, micro)
+        drawn = self._draw(epoch)[list(rows)].tolist()
+        states = dict(self._states)
+        for others in self._run_reference(model, {*drawn} - self._states.keys(), micro):
+            states |= others
+        terms = LabelTerms([self.retain[i] for i in drawn], [states[i] for i in drawn], self._divergence, self.weight)
+        return total + self._plain.run(model, terms, micro * self.longest, backward)
 
-    def _divergence(self, model: Any, rows: Sequence[int]) -> Any:
-        """Return the mean KL over the labels of some rows to keep."""
+    def _draw(self, epoch: int) -> Any:
+        """Return the retain row that goes with each row to learn in an epoch."""
+        return draw_rows(len(self.examples), len(self.retain), self.seed, epoch)
+
+    def _remember(self, model: Any, epoch: int, micro: int) -> None:
+        """Run the reference on the rows of the epochs up to this one, as far as they are new and find room."""
+        if micro != self._micro:  # other batches round otherwise
+            self._states, self._epochs, self._micro = {}, 0, micro
+        while self._epochs <= epoch:
+            new = {*self._draw(self._epochs).tolist()} - self._states.keys()
+            for states in self._run_reference(model, new, micro):
+                self._states |= states
+                if sum(of_row.nbytes for of_row in self._states.values()) > _MOST:
+                    break
+            self._epochs += 1
+
+    def _run_reference(self, model: Any, rows: Set[int], micro: int) -> Iterator[dict[int, Any]]:
+        """Yield the reference's states at the labels of some retain rows, on the CPU, pass by pass.
+
+        Of several processes, each runs its share, and has all states.
+        """
         assert self._reference is not None, "prepare comes first"
-        batch = make_batch([self.retain[i] for i in rows], self.pad, model.device)
-        reference = self._reference.logits(batch)
-        logits, _ = answer_logits(self._plain.halves, batch)
-        return kl_divergence(logits, reference, logits.mask)
+        order = sorted(rows)
+        lengths = [len(self.retain[i].ids) for i in order]
+        for places in self._division.passes(lengths, micro * self.longest, pass_tokens(model.device)) if order else ():
+            chosen = [order[place] for place in places] or order[:1]  # as many passes as the other processes have
+            batch = make_batch([self.retain[i] for i in chosen], self.pad, model.device)
+            states = self._reference.logits(batch).states.cpu()
+            parts = states.split([count_labels(self.retain[i]) for i in chosen])
+            yield self._division.pool({i: part.clone() for i, part in zip(chosen, parts, strict=True)})
+
+    def _divergence(self, logits: Any, states: Any) -> Any:
+        """Return the summed KL of a block of labels. states: the reference's."""
+        assert self._reference is not None, "prepare comes first"
+        return _summed_divergence().apply(logits, self._reference.head(states))
+
+
+@cache
+def _summed_divergence() -> Any:
+    """Return an autograd function of two models' (n, v) logits, Σ KL(second ‖ first) in nats.
+
+    In place as far as it goes, since these are the largest tensors of a fit.
+    """
+    import torch
+
+    class SummedDivergence(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Any, reference: Any) -> Any:
+            log_p, log_q = logits.log_softmax(-1), reference.log_softmax(-1)
+            difference = log_q - log_p
+            q = log_q.exp_()
+            ctx.save_for_backward(log_p.exp_().sub_(q))
+            return difference.mul_(q).sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return ctx.saved_tensors[0] * gradient, None
+
+    return SummedDivergence

@@ -71,25 +71,20 @@ def answer_logits(
     halves: Halves,
     batch: Batch,
     positions: Any = None,
-    reference: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    reference: FitReference | None = None,
 ) -> tuple[ChosenLogits, Any]:
     """Return the logits at positions with a label, and the (b, L − 1) labels that they predict.
 
     With a large vocabulary, logits of all positions would take more memory than everything else. positions: (b, L − 1)
-    mask of other positions. reference: the context in which the model is the reference.
+    mask of other positions. reference: takes the place of the model.
     """
-    import torch
-
     labels = batch.labels[:, 1:]
     mask = labels != IGNORE if positions is None else positions
-    head = halves.model.get_output_embeddings()
-    if reference is not nullcontext and not any(weight.requires_grad for weight in head.parameters()):
-        of_head: Any = torch.no_grad  # it is the same with and without the adapter, which takes time to switch off
-    else:
-        of_head = reference
-    with reference(), autocast(halves.model):
+    with reference.running() if reference else nullcontext(), autocast(halves.model):
         states = halves.run(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)[0]
-    return ChosenLogits(halves, states[:, :-1][mask], mask, of_head), labels
+    return ChosenLogits(
+        halves, states[:, :-1][mask], mask, reference.running_head if reference else nullcontext
+    ), labels
 
 
 @contextmanager
@@ -141,10 +136,25 @@ class FitReference:
             finally:
                 self.model.train(training)
 
+    def running_head(self) -> AbstractContextManager[Any]:
+        """Return the context in which its head runs."""
+        import torch
+
+        assert self.halves is not None, "the reference was prepared without logits"
+        if any(weight.requires_grad for weight in self.halves.model.get_output_embeddings().parameters()):
+            return self.running()
+        return torch.no_grad()  # it is the same with and without the adapter, which takes time to switch off
+
+    def head(self, states: Any) -> Any:
+        """Return the (n, v) fp32 logits of the reference's own (n, ·) states."""
+        assert self.halves is not None, "the reference was prepared without logits"
+        with self.running_head(), autocast(self.halves.model):
+            return self.halves.logits(states)
+
     def logits(self, batch: Batch, positions: Any = None) -> ChosenLogits:
         """Return the reference's logits at positions with a label, or at those of a (b, L − 1) mask."""
         assert self.halves is not None, "the reference was prepared without logits"
-        return answer_logits(self.halves, batch, positions, self.running)[0]
+        return answer_logits(self.halves, batch, positions, self)[0]
 
 
 def freeze_copy(model: Any, layers: int | None = None) -> Any:

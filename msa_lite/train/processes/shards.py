@@ -104,6 +104,10 @@ class ShardedDivision(Division):
             buffer.copy_(buffers[name])
         return note_precision(copy, precision)
 
+    def pool(self, values: dict[int, _T]) -> dict[int, _T]:
+        """Return the entries of all processes; tensors come on the CPU."""
+        return {key: value for of_process in self.peers.collect(values) for key, value in of_process.items()}
+
     def in_first(self, work: Callable[[], _T]) -> _T:
         """Run the work in the first process; return its result, or raise its MsaError, in all of them."""
         return self.peers.in_first(work)
