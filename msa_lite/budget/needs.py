@@ -64,7 +64,8 @@ class FitCase:
     shards: int = 1
     """Processes that share weights, gradients and states in full mode."""
     reference: float = 0.0
-    """The part of the layers that a frozen second model has, as which full mode holds a reference; 0 without one."""
+    """The part of a reference's layers that run, 0 without one: full mode has a second model with these layers, and
+    the reference's logits, and how they differ, stand beside the model's own."""
 
 
 def fit_rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
@@ -93,7 +94,7 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     states = tokens * shape.hidden * (2 if case.halves else 4)
     at_logits = {  # logits in fp32 and 16 bits, and their log-probabilities, whose place their gradients take
         "activations": kept + layer.around + (2 * head if case.halves else 0),
-        "logits": block * (10 if case.halves else 8),
+        "logits": block * ((10 if case.halves else 8) + bool(case.reference) * (14 if case.halves else 12)),
         "temporaries": states,
     }
     at_head = {  # the gradient of the head, in 16 bits and in fp32

@@ -27,9 +27,10 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.report import load_report
 from msa_lite.train import FitSettings, KeptEpochs, Until, VectorFit, epoch_folder, run_fit
 from msa_lite.train.memory.model import load_trainable
+from msa_lite.train.objectives import held as held_rows
 from msa_lite.train.objectives.held import HeldLoss
 from msa_lite.train.objectives.objective import draw_rows
-from msa_lite.train.objectives.reference import make_batch
+from msa_lite.train.objectives.reference import FitReference, make_batch
 from tests.support.fits import (
     PAD,
     ROWS,
@@ -216,8 +217,12 @@ def log_probs(model: Any, example: Example) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-@pytest.mark.parametrize("micro", [1, 4])
-def test_a_step_is_the_plain_loss_and_h_times_the_divergence(mode: Any, micro: int, prior: Path) -> None:
+@pytest.mark.parametrize(("micro", "room"), [(1, 2 << 30), (4, 2 << 30), (4, 0)])
+def test_a_step_is_the_plain_loss_and_h_times_the_divergence(
+    mode: Any, micro: int, room: int, prior: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the reference's states are remembered, or find no room and are made in each step."""
+    monkeypatch.setattr(held_rows, "REMEMBERED", room)
     model = load_trainable(prior, replace(SETTINGS, mode=mode))
     objective = held(mode == "full")
     objective.prepare(model)
@@ -241,6 +246,33 @@ def test_a_step_is_the_plain_loss_and_h_times_the_divergence(mode: Any, micro: i
     for parameter, gradient in zip(trained, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient.to(parameter.dtype), rtol=1e-3, atol=1e-5)
     objective.release()
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_the_reference_of_a_hold_runs_once_for_each_row(
+    mode: Any, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in the same batches after a stop, so that not a bit of it is another."""
+    runs: list[int] = []
+    logits = FitReference.logits
+
+    def counted(self: FitReference, batch: Any, positions: Any = None) -> Any:
+        runs.append(len(batch.ids))
+        return logits(self, batch, positions)
+
+    monkeypatch.setattr(FitReference, "logits", counted)
+    settings = replace(SETTINGS, mode=mode, epochs=3)
+    objective = held(mode == "full")
+    fit(prior, tmp_path / "v", settings, objective=objective)
+    drawn = {int(i) for epoch in range(3) for i in draw_rows(len(ROWS), len(RETAIN), 0, epoch)}
+    assert sum(runs) == len(drawn) == len(objective._states) < 3 * len(ROWS)
+
+    late, model = held(mode == "full"), load_trainable(prior, settings)
+    late.prepare(model)
+    late.step(model, [2, 5], 2, 4, lambda loss: loss.backward())
+    assert {row: states.tolist() for row, states in late._states.items()} == {
+        row: states.tolist() for row, states in objective._states.items()
+    }
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])

@@ -31,6 +31,7 @@ from msa_lite.recipe.training import VectorSpec
 from msa_lite.train import FitSettings
 from msa_lite.train.fit.until import SAMPLE
 from msa_lite.train.memory.rungs import CPU_TOKENS, Rung
+from msa_lite.train.objectives.held import REMEMBERED
 from msa_lite.train.settings import EPOCHS, MOST_BATCH, auto_batch, most_epochs
 
 CHECKED_ROWS = 64  # of each set, for the check before a run
@@ -46,7 +47,7 @@ QuestionPart = Literal["check", "others", "validation", "test", "earlier"]
 SAVE = 12  # bytes that a save takes for each weight that is trained
 MOST_SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
 _MERGE = 512_000_000  # bytes of a merge (`merger.checked.MAX_MEMORY`)
-_HELD = 4 / 3  # the passes of a row that holds a fit, the reference's among them, for those of a row that is learnt
+_HELD = 1.1  # the passes of a row that holds a fit, for those of a row that is learnt; the reference runs once
 _USUAL = 8  # epochs of open-ended fits: 6 of a small new model, 8 or 9 of SmolLM2-135M; they may take 60
 _MEASURED = 0.5  # the passes of a row whose loss is measured, for those of a row that is learnt
 
@@ -157,6 +158,10 @@ def vector_costs(
         rows = replace(rows, longest=max(rows.longest, retain.longest if retain.count else 0))
     settings = replace(step_settings(spec, batch), epochs=epochs)
     fit = fit_cost(f"the fit of the {name} vector", prior, settings, rows, machine, reference, more)
+    if recipe.hold and name == "forget" and not machine.device.is_gpu:  # which leaves them in RAM
+        states = min(REMEMBERED, 4 * prior.hidden * retain.tokens)
+        parts = {**fit.need.parts, "reference": fit.need.parts.get("reference", 0) + states}
+        fit = replace(fit, need=replace(fit.need, parts=parts))
     how = f"{fit.how}; its time is for {epochs} epochs" if is_open else fit.how
     trained = trained_weights(recipe, prior)
     files = {**fit.while_running, "saves of a fit": MOST_SAVES * SAVE * trained}
