@@ -238,6 +238,19 @@ def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path:
     assert "Fits on 0.5 GB: no, peak" in plan["verdict"]
 
 
+def test_a_hold_on_the_cpu_counts_the_states_that_it_remembers(
+    path: str, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def states(hold: float) -> int:
+        _, out, _ = call_cli("plan", path, f"vector.hold={hold}", "--json")
+        (fit,) = (stage for stage in json.loads(out)["stages"] if stage["stage"] == "the fit of the forget vector")
+        return fit["memory"]["parts"].get("reference", 0)
+
+    assert (states(0), states(1) > 1000) == (0, True)
+    monkeypatch.setattr("msa_lite.pipeline.stages.costs.REMEMBERED", 1000)
+    assert states(1) == 1000
+
+
 def test_models_that_cannot_be_reached_are_named(call_cli: CallCli, path: str) -> None:
     code, out, err = call_cli(
         "plan", path, "--gpu", "8GB", "target=some/model", "prior=some/other", "evaluate.ideal=null"

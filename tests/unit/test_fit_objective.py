@@ -217,11 +217,11 @@ def log_probs(model: Any, example: Example) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-@pytest.mark.parametrize(("micro", "room"), [(1, 2 << 30), (4, 2 << 30), (4, 0)])
+@pytest.mark.parametrize(("micro", "room"), [(1, 2 << 30), (4, 2 << 30), (4, 0), (1, 1)])
 def test_a_step_is_the_plain_loss_and_h_times_the_divergence(
     mode: Any, micro: int, room: int, prior: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the reference's states are remembered, or find no room and are made in each step."""
+    """Whether the reference's states are remembered, or some find no room and are made in each step."""
     monkeypatch.setattr(held_rows, "REMEMBERED", room)
     model = load_trainable(prior, replace(SETTINGS, mode=mode))
     objective = held(mode == "full")

@@ -49,6 +49,8 @@ class HeldLoss:
     """The epochs whose rows are remembered."""
     _micro: int = field(default=0, init=False)
     """The rows of the batches that they were made in."""
+    _room: int = field(default=0, init=False)
+    """The bytes that are left for more."""
 
     def __post_init__(self) -> None:
         self._plain = PlainLoss(self.examples, self.pad)
@@ -92,12 +94,13 @@ class HeldLoss:
     def _remember(self, model: Any, epoch: int, micro: int) -> None:
         """Run the reference on the rows of the epochs up to this one, as far as they are new and find room."""
         if micro != self._micro:  # other batches round otherwise
-            self._states, self._epochs, self._micro = {}, 0, micro
-        while self._epochs <= epoch:
+            self._states, self._epochs, self._micro, self._room = {}, 0, micro, REMEMBERED
+        while self._epochs <= epoch and self._room > 0:
             new = {*self._draw(self._epochs).tolist()} - self._states.keys()
             for states in self._run_reference(model, new, micro):
                 self._states |= states
-                if sum(of_row.nbytes for of_row in self._states.values()) > REMEMBERED:
+                self._room -= sum(of_row.nbytes for of_row in states.values())
+                if self._room <= 0:
                     break
             self._epochs += 1
 
