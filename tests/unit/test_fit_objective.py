@@ -266,7 +266,8 @@ def test_the_reference_of_a_hold_runs_once_for_each_row(
     objective, late = (HeldLoss(ROWS, retain, H, PAD, 0, mode == "full") for _ in range(2))
     fit(prior, tmp_path / "v", settings, objective=objective)
     drawn = [{*draw_rows(len(ROWS), len(retain), 0, epoch).tolist()} for epoch in range(3)]
-    assert drawn[1] & drawn[0] and drawn[1] - drawn[0]
+    assert drawn[1] & drawn[0]
+    assert drawn[1] - drawn[0]
     assert sum(runs) == len({*drawn[0], *drawn[1], *drawn[2]}) == len(objective._states)
 
     model = load_trainable(prior, settings)
