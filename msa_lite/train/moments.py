@@ -33,7 +33,7 @@ from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.matching import find_name
-from msa_lite.train.objectives.rows import count_labels, label_places, run_rows
+from msa_lite.train.objectives.rows import label_places, run_rows
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def write_moments(
 
     The files, which only their owner can read, hold the roots, (k, in) in fp32 with k ≤ in, by set and layer
     ("forget.model.layers.0.mlp.up_proj"). Of layers that get the same input, such as those of queries, keys and values,
-    only the first has roots; the manifest tells which. Only positions that predict a label count. Of more than
-    `MOST_LABELS` in a set, only every second, or third, … one does.
+    only the first has roots; the manifest tells which. Only positions that predict a label count: those of answers, and
+    all of a text, but none that comes first. Of more than `MOST_LABELS` in a set, only every second, or third, … does.
 
     Each expert has roots of its own, over the positions that are sent to it ("….mlp.experts.gate_up_proj.3"). One that
     gets fewer than 32 positions of either set has, on both sets, the roots over the inputs of all experts of its module
@@ -77,7 +77,7 @@ def write_moments(
     if is_finished(folder, inputs):
         return
     for name, examples in rows.items():
-        if (count := sum(map(count_labels, examples))) < _FEW:
+        if (count := len(_places(examples))) < _FEW:
             logger.warning("the %s rows have only %d labelled tokens; the filter knows little of them", name, count)
     facts: dict[str, Any] = {"layers": {}}
     with stage_folder(folder, "moments", inputs, facts, private=True) as partial:
@@ -206,7 +206,7 @@ def _measure(
     progress: Progress,
 ) -> Iterator[tuple[_Layers, dict[str, np.ndarray]]]:
     """Yield the layers and their roots by name, for as many as fit into memory: at least one, or the experts of one."""
-    labels = sum(min(MOST_LABELS, sum(map(count_labels, examples))) for examples in rows.values())
+    labels = sum(min(MOST_LABELS, len(_places(examples))) for examples in rows.values())
     portions = list(_portions(_root_bytes(model, paths, stacks, labels)))
     for number, names in enumerate(portions):
         progress("moments", number, len(portions))
@@ -342,6 +342,15 @@ def mixed(rows: Any) -> np.ndarray:
     return np.ascontiguousarray(matrix)
 
 
+def _places(examples: Sequence[Example]) -> list[tuple[int, int]]:
+    """Return (row, position) of the tokens that predict a label and are not their row's first, which has seen nothing.
+
+    What attention need not look up rests on the first token, so its inputs can be many times as large. In two layers of
+    SmolLM2-135M, one such position in a text of 192 tokens was 91 and 99.9 % of the moment, and hid all others.
+    """
+    return [(row, at) for row, at in label_places(examples) if at]
+
+
 def _run(
     model: Any, layers: Mapping[str, Any], stacks: Sequence[Stack], examples: Sequence[Example], pad: int
 ) -> dict[str, _Root]:
@@ -373,8 +382,8 @@ def _run(
             name = stack.root(expert)
             roots.setdefault(name, _Root(name)).add(values.float().cpu())
 
-    halves, known = split_model(model), [example for example in examples if count_labels(example)]
-    step = -(-sum(map(count_labels, known)) // MOST_LABELS)
+    halves, known = split_model(model), [example for example in examples if _places([example])]
+    step = -(-len(_places(known)) // MOST_LABELS)
     with ExitStack() as hooks, torch.no_grad(), autocast(model):
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_pre_hook(partial(take, name)).remove)
@@ -383,7 +392,7 @@ def _run(
             hooks.callback(module.register_forward_pre_hook(partial(take_experts, stack)).remove)
         for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
             batch = [known[number] for number in group]
-            rows, positions = torch.tensor(label_places(batch)[::step], device=model.device).T
+            rows, positions = torch.tensor(_places(batch)[::step], device=model.device).T
             inputs = to_batch(batch, pad, model.device)
             shape = tuple(inputs["input_ids"].shape)
             run_rows(halves, inputs)

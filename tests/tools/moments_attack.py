@@ -90,8 +90,8 @@ def first_layer(model: Any, folder: Path) -> str:
 
 
 def answer_inputs(examples: Sequence[Example]) -> list[list[int]]:
-    """Return the tokens of each example at the positions that are measured: the answer's, one place before."""
-    return [[e.ids[at - 1] for at, label in enumerate(e.labels) if at and label != IGNORE] for e in examples]
+    """Return the tokens of each example at the positions that are measured: one before the answer's, none first."""
+    return [[e.ids[at - 1] for at, label in enumerate(e.labels) if at > 1 and label != IGNORE] for e in examples]
 
 
 def _units(rows: np.ndarray) -> np.ndarray:

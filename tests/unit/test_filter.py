@@ -84,8 +84,15 @@ def test_without_strength_it_is_the_identity_and_a_layer_that_gets_nothing_does_
 
 
 ROWS = {
-    "forget": [Example(0, [5, 6, 7, 8, 9, 10], [-100, -100, 7, 8, 9, 10]), Example(1, [5, 11, 12], [-100, -100, 12])],
-    "retain": [Example(n, [20 + n, 21, 22, 23 + n, 24], [-100, 21, -100, 23 + n, 24]) for n in range(12)],
+    "forget": [
+        Example(0, [5, 6, 7, 8, 9, 10], [-100, -100, 7, 8, 9, 10]),
+        Example(1, [5, 11, 12], [-100, -100, 12]),
+        Example(2, [30, 31, 32, 33], [30, 31, 32, 33]),  # a text
+    ],
+    "retain": [
+        *(Example(n, [20 + n, 21, 22, 23 + n, 24], [-100, 21, -100, 23 + n, 24]) for n in range(12)),
+        Example(12, [5, 6], [-100, 6]),  # only the first token predicts a label
+    ],
 }
 LINEAR = {"gpt2": ("c_attn", "c_proj", "c_fc")}  # of llama and its relatives: all that end so
 ENDINGS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -96,7 +103,7 @@ def layers_of(model: Any, kind: str) -> dict[str, Any]:
 
 
 def plain_inputs(model: Any, kind: str, rows: list[Example]) -> dict[str, np.ndarray]:
-    """The inputs of each layer at the positions before labels, of one row at a time, without padding."""
+    """The inputs of each layer at the positions before labels but the first, of one row at a time, without padding."""
     inputs: dict[str, list[Any]] = {name: [] for name in layers_of(model, kind)}
     hooks = [
         layer.register_forward_hook(lambda _m, given, _out, name=name: inputs[name].append(given[0][0]))
@@ -105,7 +112,7 @@ def plain_inputs(model: Any, kind: str, rows: list[Example]) -> dict[str, np.nda
     for row in rows:
         with torch.no_grad():
             model(torch.tensor([row.ids]))
-        places = [at - 1 for at, label in enumerate(row.labels) if at and label >= 0]
+        places = [at - 1 for at, label in enumerate(row.labels) if at > 1 and label >= 0]
         for states in inputs.values():
             states[-1] = states[-1][places]
     for hook in hooks:
@@ -166,10 +173,10 @@ def test_of_many_labels_evenly_drawn_ones_are_measured(
     write_moments(tmp_path / "m", {"target": {}}, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
     files = load_file(tmp_path / "m/moments-00001.safetensors")
     name = "model.layers.0.mlp.down_proj"
-    every = plain_inputs(model, "llama", ROWS["retain"])[name]  # 36 positions
+    every = plain_inputs(model, "llama", ROWS["retain"])[name]  # 24 positions
     root = files[f"retain.{name}.weight"]
-    np.testing.assert_allclose(root.T @ root, every[::4].T @ every[::4], atol=1e-5)
-    assert [len(files[f"{side}.{name}.weight"]) for side in ROWS] == [5, 9]
+    np.testing.assert_allclose(root.T @ root, every[::3].T @ every[::3], atol=1e-5)
+    assert [len(files[f"{side}.{name}.weight"]) for side in ROWS] == [7, 8]
 
 
 def test_moments_in_portions_are_the_same_and_a_stop_between_them_leaves_nothing(

@@ -162,7 +162,8 @@ def measure_moments(run: Run, progress: Progress) -> Path:
 
 def moments_inputs(run: Run) -> dict[str, Any]:
     """Return all that decides the moments, as their manifest records it."""
-    return {"target": run.sources["target"].identity(), **{side: hash_ids(e) for side, e in _examples(run).items()}}
+    rows = {side: hash_ids(examples) for side, examples in _examples(run).items()}
+    return {"target": run.sources["target"].identity(), **rows, "positions": "of labels, none first"}
 
 
 def _examples(run: Run) -> dict[str, Sequence[Example]]:
