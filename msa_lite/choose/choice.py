@@ -226,7 +226,7 @@ def _score_all(work: ScoredFolder, candidates: Sequence[Values], label: str, pro
     todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in candidates}
     work.take_known(todo)
     search = work.candidates.search
-    likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
+    likely = 1 + search.most if search else len(todo)
 
     def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
@@ -303,30 +303,33 @@ def strength_advice(
     if "alpha" not in values:
         hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
         return [hint] if rank.aim == "gentler" else []
-    tried = {key: sorted({float(c[key]) for c in candidates if key in c}) for key in ("alpha", "beta")}
+    # The same α forgets more or less with another λ. λ has no such edges: beyond the search's, histories were farther.
+    beside = [(c, r) for c, r in zip(candidates, ranks, strict=True) if c.get("filter") == values.get("filter")]
+    tried = {key: sorted({float(c[key]) for c, _ in beside if key in c}) for key in ("alpha", "beta")}
     several = {key for key, numbers in tried.items() if len(numbers) > 1}
-    largest = {key for key in several if values[key] == tried[key][-1]}
-    smallest = {key for key in several if values[key] == tried[key][0] > 0}
+    largest = sorted(key for key in several if values[key] == tried[key][-1])
+    smallest = sorted(key for key in several if values[key] == tried[key][0] > 0)
     if rank.aim is None:
         edges = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
-        edges += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
-        return sorted(edges)
+        return edges + [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
     if rank.aim == "enough":
         return []
-    aims = {other.aim if isinstance(other, Rank) else "gentler" for other in ranks}
+    aims = {other.aim if isinstance(other, Rank) else "gentler" for _, other in beside}
+    last, strength = tried["alpha"][-1], values.get("filter")
+    given = f" merge.filter={strength:g}" if strength else ""
+    larger = f"forget.alpha=[{last:g}, {1.5 * last:g}, {2 * last:g}]{given}"
     if "neither" in aims or aims >= {"stronger", "gentler"}:
         instead = f". Try {', or '.join(remedies)}" if remedies else ""
-        more = ["beta"] if "beta" in largest else []
         return [
             f"gentler points know too much, stronger ones lose too much{instead}",
-            *(f"{key} {values[key]:g} is the largest tried; a larger one may keep more" for key in more),
+            *(f"{key} {values[key]:g} is the largest tried; a larger one may be nearer" for key in largest),
         ]
     if rank.aim == "gentler":
         return [f"no alpha below {tried['alpha'][0]:g} was tried; a smaller one may keep more"]
     if rank.kept > _UNTOUCHED:
         return [
-            f"no point forgets, up to alpha {tried['alpha'][-1]:g}, and all of them keep enough. The forget vector may "
-            "have learnt too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or "
-            "try larger alphas"
+            f"no point forgets, up to alpha {last:g}, and all of them keep enough. The forget vector may have learnt "
+            "too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or try larger "
+            f"alphas ({larger})"
         ]
-    return [f"an alpha larger than {tried['alpha'][-1]:g} may forget more"]
+    return [f"an alpha larger than {last:g} may forget more ({larger})"]

@@ -1,4 +1,4 @@
-"""Search for α and β (and λ of the filter) point by point: bracket the right strength, then look closer.
+"""Search for α, β and λ of the filter point by point: bracket the right strength, then look closer.
 
 The next points follow from the ranks so far and nothing else, so a stopped search goes on where it was.
 """
@@ -6,7 +6,7 @@ The next points follow from the ranks so far and nothing else, so a stopped sear
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,23 @@ from msa_lite.strengths import Strengths, rounded
 
 Scored = Mapping[Strengths, Rank | str]
 """Ranks of points, or the reasons why they are broken."""
+Ladder = Mapping[float, Rank | str]
+"""Those of one column, by α."""
 
 START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
-# The largest ratio of neighbours between which nothing is tried: at a boundary, of what a point may recite or lose, and
-# elsewhere; and at the end, with the points that are left. Scores are steep at a boundary, and the best point lies just
-# beyond it.
-_FINE, _COARSE, _LAST = 1.1, 1.25, 1.03
+# The largest ratio of neighbours between which nothing is tried: at first; at a boundary, of what a point may recite or
+# lose, where scores are steep; and elsewhere.
+_FIRST, _FINE, _COARSE = 2.0, 1.03, 1.25
 
 
 def gentleness(point: Strengths) -> tuple[float, float, float]:
-    """Return a key that is larger for the gentler of two points: less α, then less β, then more of the filter."""
-    return -point.alpha, -point.beta, point.filter
+    """Return a key that is larger for the gentler of two points: less α, then less β, then less of the filter.
+
+    Filtered vectors are in equal units: with a larger λ the same α changes forget rows as much, and weights more.
+    """
+    return -point.alpha, -point.beta, -point.filter
 
 
 def best_point(scored: Scored) -> Strengths | None:
@@ -37,12 +41,20 @@ def best_point(scored: Scored) -> Strengths | None:
 
 @dataclass(frozen=True)
 class StrengthSearch:
-    """A search over α, β or both.
+    """A search over α, and over its columns: the values of β (0, α/2, α) and of λ.
 
-    From α = 1, α is doubled while a point knows more of the forget set than the control, and halved while too much of
-    the retain set is lost. Then the middle (by ratios) of two neighbours is tried, until neighbours are near. β is 0,
-    α/2 or α. The search goes on with the best of these at α = 1, and tries the others again where it ends, as β may let
-    a stronger α keep enough. A rule that only orders points is climbed.
+    1. In the middle column α starts at 1. It is doubled while a point knows more of the forget set than the control,
+       and halved while too much of the retain set is lost. A rule that only orders points is climbed.
+    2. The other columns are tried at the best of these α, and the search goes on in the best column.
+    3. The middle (by ratios) of two neighbours is tried, until neighbours are near.
+    4. Where no point meets the rule, the neighbours of the nearest and its α in the other columns are tried.
+
+    A step is left out if none of its points can win. In a column, more α never forgets less and never keeps more. So
+    what meets the rule lies above all points that know too much, and keeps no more than the last of these: where that
+    does not exceed the best point's value, three digits each, only gentler equals are left, and of these no more than
+    25 % is looked for. A best point that keeps all cannot be beaten at all. And no point of a column meets the rule if
+    one of it knows too much and has lost too much already. Of columns nothing of the kind is sure: one that is worse at
+    the same α, and does not know too much there, is not tried further, though it could win at another α.
     """
 
     alphas: tuple[float, ...] | None = None
@@ -62,19 +74,39 @@ class StrengthSearch:
 
     @property
     def most(self) -> int:
-        """Return the largest number of points that are tried where α is searched."""
-        return 6 + 2 * len(self._columns(START_ALPHA))
+        """Return the largest number of points that are tried."""
+        return 6 + 2 * len(self._columns(START_ALPHA)) if self.alphas is None else len(self._listed(self.alphas)) + 2
 
     def next_points(self, scored: Scored) -> list[Strengths]:
         """Return the points to score next, given the ranks of all before; none where the search has ended."""
         if self.alphas is not None:
             return self._more_betas(scored) if scored else self._listed(self.alphas)
-        if not scored:
-            return self._column_points(START_ALPHA)
-        for points in (self._more(scored), self._gentler(scored), self._nearer(scored)):
+        for points in self._steps(scored):
             if new := [*dict.fromkeys(point for point in points if point not in scored)]:
                 return new[: max(0, self.most - len(scored))]
         return []
+
+    def _steps(self, scored: Scored) -> Iterator[list[Strengths]]:
+        """Yield the points of each step, tried or not. A step follows where the ones before have none left."""
+        count = len(self._columns(START_ALPHA))
+        ladders = [{p.alpha: rank for p, rank in scored.items() if self._column(p) == c} for c in range(count)]
+        lead = ladders[count // 2]
+        yield self._at(count // 2, _bracketed(lead, _FIRST) if lead else [START_ALPHA])
+        best = best_point(scored)
+        rank = scored[best] if best else None
+        if _can_win(1.0, rank):
+            columns = self._columns(best.alpha if best else min(lead))
+            yield [point for point, ladder in zip(columns, ladders, strict=True) if not ladder]
+        if best is None or not isinstance(rank, Rank):
+            return
+        own = self._column(best)
+        for column in sorted(range(count), key=lambda column: column != own):
+            most = _most_kept(ladders[column])
+            if column == own or not rank.met or (most is not None and _can_win(most, rank)):
+                is_steep = column == own and (most is None or _can_win(most, rank))
+                yield self._at(column, _bracketed(ladders[column], _FINE if is_steep else _COARSE))
+        if not rank.met:
+            yield self._at(own, _climbed(ladders[own], best.alpha, _COARSE))
 
     def _columns(self, alpha: float) -> list[Strengths]:
         """Return the point of each column at an α: of each β and λ."""
@@ -83,6 +115,12 @@ class StrengthSearch:
 
     def _column_points(self, alpha: float) -> list[Strengths]:
         return [*dict.fromkeys(self._columns(alpha))]
+
+    def _at(self, column: int, alphas: Sequence[float]) -> list[Strengths]:
+        return [self._columns(alpha)[column] for alpha in alphas]
+
+    def _column(self, point: Strengths) -> int:
+        return self._columns(point.alpha).index(point)
 
     def _listed(self, alphas: Sequence[float]) -> list[Strengths]:
         return [point for alpha in alphas for point in self._column_points(alpha)]
@@ -96,106 +134,60 @@ class StrengthSearch:
         points = [Strengths(best.alpha, rounded(beta), best.filter) for beta in near if beta > 0]
         return [point for point in points if point not in scored]
 
-    def _more(self, scored: Scored) -> list[Strengths]:
-        best = _guide(scored)
-        column = self._column(best) if best else len(self._columns(START_ALPHA)) // 2
-        ladder = {point.alpha: rank for point, rank in scored.items() if self._column(point) == column}
-        alphas, key = _steps(ladder, best.alpha if best else None)
-        if alphas:
-            return [self._columns(alpha)[column] for alpha in alphas]
-        return self._column_points(key) if best else []
 
-    def _gentler(self, scored: Scored) -> list[Strengths]:
-        """Return a point between the best and the next one below that forgets too little: it may keep a little more."""
-        best = best_point(scored)
-        rank = scored[best] if best else None
-        if best is None or not isinstance(rank, Rank) or rank.aim != "enough":
-            return []
-        column = self._column(best)
-        weak = [point.alpha for point in scored if self._column(point) == column and point.alpha < best.alpha]
-        return [self._columns(a)[column] for a in _between(max(weak), best.alpha, _LAST)] if weak else []
+def _bracketed(ladder: Ladder, near: float) -> list[float]:
+    """Return the α of a column to try next; none once the gentlest that does not know too much is known to a ratio.
 
-    def _nearer(self, scored: Scored) -> list[Strengths]:
-        """Return points around the best where no point meets the rule, so that the nearest one is taken.
-
-        Where its column is done, the other β of the same α may be nearer.
-        """
-        best = best_point(scored)
-        rank = scored[best] if best else None
-        if best is None or not isinstance(rank, Rank) or rank.met:
-            return []
-        column = self._column(best)
-        tried = sorted(point.alpha for point in scored if self._column(point) == column)
-        lower = [alpha for alpha in tried if alpha < best.alpha]
-        down = _between(lower[-1], best.alpha, _COARSE) if lower and not _is_weak(rank) else []
-        alphas = down + (_doubled(best.alpha) if best.alpha == tried[-1] else _further(best.alpha, tried))
-        return [self._columns(alpha)[column] for alpha in alphas] or self._column_points(best.alpha)
-
-    def _column(self, point: Strengths) -> int:
-        return self._columns(point.alpha).index(point)
-
-
-def _guide(scored: Scored) -> Strengths | None:
-    """Return the point from which the search goes on; None where all are broken.
-
-    It is the best one that meets the rule; else the best of those that keep enough, since a stronger α may forget what
-    they know; else the best.
-    """
-    weak = {point: rank for point, rank in scored.items() if _is_weak(rank)}
-    met = any(isinstance(rank, Rank) and rank.met for rank in scored.values())
-    return best_point(scored if met or not weak else weak)
-
-
-def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list[float], float]:
-    """Return (the next α of a column, none where it is settled; the α at which other β may do better).
-
-    ladder: ranks by α. best: the α of the best point, None where all are broken.
+    A rule that only orders points is climbed.
     """
     tried = sorted(ladder)
+    best = highest_rank(ladder, lambda alpha: -alpha)
     rank = ladder[best] if best is not None else None
-    if best is None or not isinstance(rank, Rank):
-        return _halved(tried[0]), tried[0]
-    if rank.aim == "gentler":
-        weak = [alpha for alpha in tried if alpha < best and _is_weak(ladder[alpha])]
-        return _between(weak[-1], best, _FINE) + _further(best, tried) if weak else _halved(tried[0]), best
-    if rank.aim == "stronger":
-        weak = [alpha for alpha in tried if alpha >= best and _is_weak(ladder[alpha])]
-        above = [alpha for alpha in tried if alpha > best and not _is_weak(ladder[alpha])]
-        if not above:
-            return _doubled(tried[-1]), best
-        if _is_hopeless(ladder[above[0]]):
-            return [], above[0]
-        low = max(alpha for alpha in weak if alpha < above[0])
-        return _between(low, above[0], _FINE), above[0]
-    lower = [alpha for alpha in tried if alpha < best]
-    if rank.aim == "enough":
-        return _between(lower[-1], best, _FINE) if lower else _halved(best), best
-    down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
-    outward = ([] if lower else down) + (_doubled(best) if best == tried[-1] else [])
-    return outward or down + _further(best, tried), best
+    if best is not None and isinstance(rank, Rank) and rank.aim is None:
+        return _climbed(ladder, best, max(near, _COARSE))
+    high = next((alpha for alpha in tried if not _is_weak(ladder[alpha])), None)
+    if high is None:
+        return _larger(tried[-1])
+    if isinstance(end := ladder[high], Rank) and end.aim == "neither":
+        return []
+    weak = [alpha for alpha in tried if alpha < high]
+    return _between(weak[-1], high, near) if weak else _smaller(high)
 
 
-def _further(best: float, tried: Sequence[float]) -> list[float]:
-    """Return the middle between the best α and the next larger one that was tried."""
-    upper = [alpha for alpha in tried if alpha > best]
-    return _between(best, upper[0], _COARSE) if upper else []
+def _climbed(ladder: Ladder, best: float, near: float) -> list[float]:
+    """Return the next α around the best one of a column: beyond its ends, else on the side of the better neighbour."""
+    lower, upper = ([alpha for alpha in sorted(ladder) if side * alpha > side * best] for side in (-1, 1))
+    step = max(near, math.sqrt(2))
+    if ends := ([] if lower else _smaller(best, step)) + ([] if upper else _larger(best, step)):
+        return ends
+    neighbours = [*lower[-1:], *upper[:1]]
+    better = highest_rank({alpha: ladder[alpha] for alpha in neighbours})
+    sides = sorted(neighbours, key=lambda alpha: alpha != better)
+    middles = (_between(min(alpha, best), max(alpha, best), near) for alpha in sides)
+    return next((middle for middle in middles if middle), [])
+
+
+def _most_kept(ladder: Ladder) -> float | None:
+    """Return the share that a point of a column can keep at most if it meets the rule, None where nothing is known."""
+    weak = [rank.kept for rank in ladder.values() if isinstance(rank, Rank) and _is_weak(rank)]
+    return min(weak, default=None)
+
+
+def _can_win(kept: float, best: Rank | str | None) -> bool:
+    """Check whether a point that meets the rule and keeps such a share would rank above the best so far."""
+    return not (isinstance(best, Rank) and best.met and best.aim) or round(kept, 3) > best.value
 
 
 def _is_weak(rank: Rank | str) -> bool:
     return isinstance(rank, Rank) and rank.aim == "stronger"
 
 
-def _is_hopeless(rank: Rank | str) -> bool:
-    """Check whether nothing gentler can meet the rule either: a point that knows too much, though it lost too much."""
-    return isinstance(rank, Rank) and rank.aim == "neither"
+def _smaller(alpha: float, step: float = 2.0) -> list[float]:
+    return [max(float(f"{alpha / step:.2g}"), SMALLEST)] if alpha > SMALLEST else []
 
 
-def _halved(alpha: float) -> list[float]:
-    return [max(alpha / 2, SMALLEST)] if alpha > SMALLEST else []
-
-
-def _doubled(alpha: float) -> list[float]:
-    return [min(alpha * 2, LARGEST)] if alpha < LARGEST else []
+def _larger(alpha: float, step: float = 2.0) -> list[float]:
+    return [min(float(f"{alpha * step:.2g}"), LARGEST)] if alpha < LARGEST else []
 
 
 def _between(low: float, high: float, near: float) -> list[float]:

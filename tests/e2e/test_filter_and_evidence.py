@@ -22,6 +22,7 @@ from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector
 from msa_lite.recipe.schema import AUTO_FILTERS
+from msa_lite.strengths import filtered_folder
 from tests.e2e.conftest import CallCli, prepared, times, tiny_recipe
 from tests.support.pages import page_text
 
@@ -175,8 +176,9 @@ def test_lambda_is_chosen_with_alpha_and_moments_are_measured_once(recipe: dict[
     recipe["retain"]["beta"] = 0.0
     begun: list[str] = []
     result = msa_lite.sweep(recipe, progress=lambda label, done, total: done or begun.append(label))
-    assert {*AUTO_FILTERS} <= {candidate.values["filter"] for candidate in result.choice.candidates}
-    assert len(result.choice.scores) <= StrengthSearch(None, (0.0,), AUTO_FILTERS).most <= 14
+    assert {*AUTO_FILTERS} >= {candidate.values["filter"] for candidate in result.choice.candidates}
+    assert all(filtered_folder(result.folder, strength).is_dir() for strength in AUTO_FILTERS)
+    assert len(result.choice.scores) <= StrengthSearch(None, (0.0,), AUTO_FILTERS).most == 12
     assert begun.count("moments") == 1
 
 

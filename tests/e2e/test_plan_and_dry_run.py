@@ -223,6 +223,15 @@ def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+def test_a_search_is_planned_with_all_points_that_it_may_take(path: str, call_cli: CallCli) -> None:
+    listed = f"forget.alpha=[{', '.join(str(1 + number / 8) for number in range(12))}]"
+    seconds = []
+    for settings in (["forget.alpha=auto", "retain.beta=auto"], [listed, "retain.beta=0.5"]):
+        _, out, _ = call_cli("plan", path, *settings, "merge.filter=off", "--gpu", "8GB", "--json")
+        seconds += [stage["seconds"] for stage in json.loads(out)["stages"] if stage["kind"] == "sweep"]
+    assert seconds[0] == seconds[1] > 0
+
+
 def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path: str, call_cli: CallCli) -> None:
     code, out, _ = call_cli("plan", path, *FITS_ALONE, "vector.mode=full", "--gpu", "450300kB", "--json")
     plan = json.loads(out)

@@ -210,7 +210,7 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
     recipe, result = searched
     run, choice = result.folder, choice_of(result.folder)
     tried = [(line["alpha"], line["beta"], line["filter"]) for line in choice["scores"]]
-    assert tried[:3] == [(1.0, 0.0, 1.0), (1.0, 0.0, 4.0), (1.0, 0.0, 16.0)]
+    assert tried[0] == (1.0, 0.0, 4.0)
     assert len(set(tried)) == len(tried) <= 12
     assert tuple(result.chosen.values()) in tried
     assert all("note" in line for line in choice["scores"] if not line["met"])

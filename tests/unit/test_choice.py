@@ -338,7 +338,7 @@ def test_reports_that_are_known_are_copied_whole(work: ScoredFolder, validation:
     assert [path.name for path in work.folder.iterdir()] == [POINT_NAMES[1]]
 
 
-@pytest.mark.parametrize("search", [None, StrengthSearch(betas=(0.0, 0.5))], ids=["list", "search"])
+@pytest.mark.parametrize("search", [None, StrengthSearch(alphas=(0.5, 1.0))], ids=["list", "search"])
 def test_the_processes_of_a_launch_share_the_points_and_the_choice_is_that_of_one(
     validation: Counted, tmp_path: Path, search: StrengthSearch | None
 ) -> None:
@@ -350,14 +350,15 @@ def test_the_processes_of_a_launch_share_the_points_and_the_choice_is_that_of_on
 
     @contextmanager
     def helped(points: Sequence[Values]) -> Iterator[int]:
+        before = len(validation.scored)
         for rank in (1, 2):
             help_choose(candidates, validation, tmp_path / "sweep", points[rank::3])
-        shares.append(len(validation.scored))
+        shares.append(len(validation.scored) - before)
         yield 3
 
     together = choose(replace(candidates, helped=helped), validation, tmp_path / "sweep", "choosing")
     assert together == alone
     assert validation.names == scored  # none twice
-    assert shares[0] > 1
+    assert any(shares)
     left = {path.relative_to(tmp_path / "sweep") for path in (tmp_path / "sweep").rglob("*")}
     assert left == {path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("*")}

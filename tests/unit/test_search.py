@@ -49,12 +49,17 @@ def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.
 
 def run(search: StrengthSearch, model: Model) -> Scored:
     """All points of a search, in the order in which they are tried."""
+    points = tried(search, lambda point: model(point.alpha, point.beta))
+    return {(point.alpha, point.beta): rank for point, rank in points.items()}
+
+
+def tried(search: StrengthSearch, model: Callable[[Strengths], Rank | str]) -> dict[Strengths, Rank | str]:
     scored: dict[Strengths, Rank | str] = {}
     while new := search.next_points(scored):
         assert not scored.keys() & set(new)
         assert len(new) == len(set(new))
-        scored |= {point: model(point.alpha, point.beta) for point in new}
-    return {(point.alpha, point.beta): rank for point, rank in scored.items()}
+        scored |= {point: model(point) for point in new}
+    return scored
 
 
 def best_point(scored: Scored) -> Point | None:
@@ -71,6 +76,7 @@ def found(scored: Scored) -> tuple[Point, Rank]:
 
 
 ALONE, WITH_BETA = StrengthSearch(betas=(0.0,)), StrengthSearch()
+WITH_FILTER = StrengthSearch(betas=(0.0,), filters=(1.0, 4.0, 16.0))
 KEEPS = [(0.3, 1.0), (0.3, 2.0), (1.0, 2.0), (1.0, 5.0), (5.0, 7.9), (0.1, 0.2)]
 
 
@@ -125,7 +131,7 @@ def test_a_beta_that_hurts_is_left_out() -> None:
 
 def test_nothing_that_forgets_ends_at_the_largest_and_nothing_that_keeps_at_the_smallest() -> None:
     weak = run(StrengthSearch(betas=(0.0,)), responds(100.0, math.inf))
-    assert [alpha for alpha, _ in weak] == [1, 2, 4, 8]
+    assert [alpha for alpha, _ in weak][:4] == [1, 2, 4, 8]
     assert max(alpha for alpha, _ in weak) == LARGEST
     deaf = run(StrengthSearch(), lambda alpha, beta: Rank(True, 0.0, 1.0, "stronger"))  # all alike: none is gentler
     assert max(alpha for alpha, _ in deaf) == LARGEST
@@ -157,22 +163,118 @@ def test_a_rule_that_only_orders_points_is_climbed(scale: float) -> None:
 def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
     forgets: float, keeps: float, helps: float, noise: float, seed: int
 ) -> None:
-    for search in (StrengthSearch(), StrengthSearch(betas=(0.0, 0.5)), StrengthSearch(betas=(0.0,))):
-        scored = run(search, responds(forgets, keeps, helps, noise, seed=seed))
+    for search in (StrengthSearch(), StrengthSearch(betas=(0.0, 0.5)), ALONE, WITH_FILTER):
+        model = responds(forgets, keeps, helps, noise, seed=seed)
+        scored = tried(search, lambda point, model=model: model(point.alpha, point.beta))
         assert len(scored) <= search.most <= 12
-        assert all(SMALLEST <= alpha <= LARGEST and 0 <= beta <= LARGEST for alpha, beta in scored)
-        best = best_point(scored)
-        if best is not None and any(isinstance(rank, Rank) and rank.met for rank in scored.values()):
-            assert found(scored)[1].met
+        assert all(SMALLEST <= point.alpha <= LARGEST and 0 <= point.beta <= LARGEST for point in scored)
+        best = searches.best_point(scored)
+        whole = [rank for rank in scored.values() if isinstance(rank, Rank)]
+        assert (scored[best] == max(whole)) if best else not whole
 
 
-def test_where_no_point_is_good_the_other_betas_of_the_nearest_are_tried() -> None:
-    weak, lost = (Rank(False, -0.044, aim="stronger"), Rank(False, -0.072, aim="neither"))
-    column = {Strengths(1.0, 0.5): Rank(False, -0.076, aim="stronger"), Strengths(1.4, 0.7): weak}
-    others = {Strengths(1.0, beta): Rank(False, -0.09, aim="stronger") for beta in (0.0, 1.0)}
-    ends = {Strengths(1.7, beta): lost for beta in (0.85, 0.0, 1.7)}
-    points = StrengthSearch().next_points(column | others | ends)
-    assert points == [Strengths(1.4, 0.0), Strengths(1.4, 1.4)]
+@pytest.mark.parametrize(("below", "above", "wanted"), [(-0.076, -0.072, 1.8), (-0.072, -0.076, 1.2)])
+def test_the_side_of_the_better_neighbour_is_looked_at_first(below: float, above: float, wanted: float) -> None:
+    values = {1.0: below, 1.4: -0.044, 2.2: above}
+    ladder = {alpha: Rank(False, value, aim="neither") for alpha, value in values.items()}
+    points = StrengthSearch(betas=(0.0,)).next_points({Strengths(alpha): rank for alpha, rank in ladder.items()})
+    assert points == [Strengths(wanted)]
+
+
+def by_filter(**models: tuple[float, float]) -> Callable[[Strengths], Rank | str]:
+    """Models by λ that know too much below one α, and keep 95 % up to another."""
+    respond = {float(name[1:]): responds(*strengths) for name, strengths in models.items()}
+    return lambda point: respond[point.filter](point.alpha, point.beta)
+
+
+@pytest.mark.parametrize(
+    ("models", "best", "most"),
+    [
+        # None can be better than what keeps all: the others are not tried, nor the gentlest α looked for.
+        ({"l1": (2.2, 900.0), "l4": (2.2, 900.0), "l16": (2.2, 900.0)}, 4.0, 5),
+        ({"l1": (2.2, 3.0), "l4": (2.2, 4.0), "l16": (2.2, 7.0)}, 16.0, 11),
+        ({"l1": (2.2, 3.0), "l4": (2.2, 4.0), "l16": (4.2, 12.0)}, 16.0, 12),  # beyond the α at which λ were tried
+        ({"l1": (2.2, 6.0), "l4": (2.2, 4.0), "l16": (2.2, 3.0)}, 1.0, 11),
+        ({"l1": (2.2, 4.0), "l4": (2.2, 4.0), "l16": (2.2, 4.0)}, 1.0, 12),  # of equals the least
+        ({"l1": (2.2, 1.0), "l4": (2.2, 1.4), "l16": (2.2, 1.9)}, 16.0, 12),  # none meets the rule
+        ({"l1": (0.2, 0.4), "l4": (0.2, 0.3), "l16": (0.2, 0.21)}, 1.0, 12),
+    ],
+)  # fmt: skip
+def test_a_filter_is_taken_where_it_is_better_and_then_its_alpha(
+    models: dict[str, tuple[float, float]], best: float, most: int
+) -> None:
+    model = by_filter(**models)
+    scored = tried(WITH_FILTER, model)
+    point = searches.best_point(scored)
+    assert point is not None
+    assert point.filter == best
+    rank = scored[point]
+    dense = [model(Strengths(1.02**step, 0.0, strength)) for step in range(-140, 105) for strength in (1.0, 4.0, 16.0)]
+    highest = max(one for one in dense if isinstance(one, Rank))
+    assert isinstance(rank, Rank)
+    assert rank.met == highest.met
+    assert rank.value > highest.value - 0.02
+    assert len(scored) <= most <= 12
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_three_filters_are_climbed_by_a_rule_that_only_orders(scale: float) -> None:
+    far = {1.0: 0.05, 4.0: 0.02, 16.0: 0.0}
+
+    def model(point: Strengths) -> Rank:
+        return Rank(True, 1 - far[point.filter] - abs(math.log(point.alpha / scale)) / 4)
+
+    scored = tried(WITH_FILTER, model)
+    best = searches.best_point(scored)
+    assert best is not None
+    assert best.filter == 16
+    assert scale / 1.25 < best.alpha < scale * 1.25
+    assert len(scored) <= 12
+
+
+class Endless(StrengthSearch):
+    most = 1000
+
+
+def monotone(seed: int) -> Callable[[Strengths], Rank | str]:
+    """Columns of which more α never forgets less and never keeps more, by steps and plateaus."""
+    chance = random.Random(seed)
+    losses = {s: sorted((chance.uniform(0.05, 9), chance.choice([0.0, 1e-4, 0.02, 0.1])) for _ in range(9))
+              for s in WITH_FILTER.filters}  # fmt: skip
+    forgets = {s: chance.uniform(0.05, 7) for s in losses}
+
+    def rank(point: Strengths) -> Rank | str:
+        kept = 1 - sum(loss for alpha, loss in losses[point.filter] if alpha <= point.alpha)
+        inside = point.alpha >= forgets[point.filter]
+        distance = abs(point.alpha - forgets[point.filter]) / 20 + (1 - kept) / 2
+        return LeastExtraction(0.9).rank({}, {}, Standing(inside, [], kept, distance, FORGOTTEN_ROWS))
+
+    return rank
+
+
+def test_what_is_left_out_could_not_have_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = Endless(betas=(0.0,), filters=WITH_FILTER.filters)
+    short = [tried(searched, monotone(seed)) for seed in range(300)]
+    monkeypatch.setattr(searches, "_can_win", lambda kept, best: True)
+    long = [tried(searched, monotone(seed)) for seed in range(300)]
+    for seed, (some, more) in enumerate(zip(short, long, strict=True)):
+        best, other = (scored[point] for scored in (some, more) if (point := searches.best_point(scored)))
+        assert best == other, seed
+    assert sum(map(len, short)) < 0.8 * sum(map(len, long))
+
+
+def test_a_column_is_searched_until_nothing_beyond_its_resolution_is_better() -> None:
+    for seed in range(100):
+        model, column = monotone(seed), Endless(betas=(0.0,), filters=(4.0,))
+        scored = tried(column, model)
+        dense = {alpha: model(Strengths(alpha, 0.0, 4.0)) for alpha in (SMALLEST * 1.01**step for step in range(488))}
+        gentlest = next((alpha for alpha, rank in dense.items() if isinstance(rank, Rank) and rank.met), None)
+        best = max(rank for rank in scored.values() if isinstance(rank, Rank))
+        assert best.met == (gentlest is not None) or (gentlest or 1.0) > LARGEST / 1.03, seed
+        if gentlest and best.met:
+            later = model(Strengths(1.04 * gentlest, 0.0, 4.0))
+            assert isinstance(later, Rank)
+            assert best >= later, seed
 
 
 def test_of_equals_the_gentlest_is_the_best() -> None:

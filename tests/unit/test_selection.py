@@ -124,13 +124,17 @@ def weak(kept: float = 0.95) -> Rank:
     return Rank(False, -0.2, kept, aim="stronger", note="9 of 40 are recited")
 
 
-def advice(ranks: dict[tuple[float, float], Rank | str], best: tuple[float, float]) -> list[str]:
-    points: list[dict[str, Any]] = [{"alpha": alpha, "beta": beta} for alpha, beta in ranks]
+Ranks = dict[tuple[float, ...], Rank | str]
+"""By α, β and, with a filter, λ."""
+
+
+def advice(ranks: Ranks, best: tuple[float, ...]) -> list[str]:
+    points: list[dict[str, Any]] = [dict(zip(("alpha", "beta", "filter"), point, strict=False)) for point in ranks]
     return strength_advice(points, [*ranks.values()], [*ranks].index(best), REMEDIES)
 
 
 BOTH_LOSE = "gentler points know too much, stronger ones lose too much. Try vector.mode full, or more retain rows"
-CASES: dict[str, tuple[dict[tuple[float, float], Rank | str], tuple[float, float], list[str]]] = {
+CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
     "enough at the largest": ({(0.5, 0.0): weak(), (1.0, 0.0): ENOUGH}, (1.0, 0.0), []),
     "enough at the smallest": ({(0.5, 0.5): ENOUGH, (1.0, 0.5): LOST}, (0.5, 0.5), []),
     "too weak at the largest": (
@@ -146,7 +150,7 @@ CASES: dict[str, tuple[dict[tuple[float, float], Rank | str], tuple[float, float
     },
     "too little beta": (
         {(0.5, 0.0): LOST, (0.5, 0.5): weak(), (1.0, 0.5): LOST}, (0.5, 0.5),
-        [BOTH_LOSE, "beta 0.5 is the largest tried; a larger one may keep more"],
+        [BOTH_LOSE, "beta 0.5 is the largest tried; a larger one may be nearer"],
     ),
     "lost at the smallest": (
         {(0.5, 0.0): LOST, (1.0, 0.0): "no numbers"}, (0.5, 0.0),
@@ -155,6 +159,14 @@ CASES: dict[str, tuple[dict[tuple[float, float], Rank | str], tuple[float, float
     "a rule that only orders": (
         {(0.5, 0.5): Rank(True, 0.1), (1.0, 1.0): Rank(True, 0.2)}, (1.0, 1.0),
         [f"{name} 1 is the largest tried; a larger one may be better" for name in ("alpha", "beta")],
+    ),
+    "the largest of its λ, though another one lost there": (
+        {(4.0, 0.0, 1.0): weak(0.8), (8.0, 0.0, 1.0): NEITHER, (4.0, 0.0, 16.0): weak(), (8.0, 0.0, 16.0): weak()},
+        (8.0, 0.0, 16.0), ["(forget.alpha=[8, 12, 16] merge.filter=16)"],
+    ),
+    "only orders, with λ": (
+        {(1.0, 0.0, 4.0): Rank(True, 0.2), (2.0, 0.0, 4.0): Rank(True, 0.1), (1.0, 0.0, 16.0): Rank(True, 0.3),
+         (0.5, 0.0, 16.0): Rank(True, 0.2)}, (1.0, 0.0, 16.0), ["alpha 1 is the largest tried"],
     ),
 }  # fmt: skip
 

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 POINTS = "score points"  # the order to score a share of points; without points, the choice is made
 CHOICE = "choosing alpha and beta"
-_SEARCHED = 10  # points of a search, about
 _APART = 0.02  # difference of a score before and after the merge that is worth a warning
 
 
@@ -49,6 +48,8 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         return []
     ideal = [score_stage(context, "ideal", "validation")] if context.has_ideal else []
     names = list(dict.fromkeys([*needs, *(stage.name for stage in ideal)]))
+    search = _search(context.recipe)
+    points = search.most if search else len(context.recipe.points)
     choice = Stage(
         CHOICE,
         "choose",
@@ -56,7 +57,7 @@ def choice_stages(context: Context, needs: Sequence[str]) -> list[Stage]:
         lambda progress: _choose_strengths(context.run, progress),
         needs=names,
         inputs=lambda: _sweep_inputs(context.run),
-        cost=partial(candidates_costs, context.recipe, len(context.recipe.points) or _SEARCHED),
+        cost=partial(candidates_costs, context.recipe, 1 + points),  # the target is scored, too
         says="strengths are tried in memory, by scores on validation rows",
     )
     return [*ideal, choice]
