@@ -110,9 +110,9 @@ def recited(folder: Path, rows: Rows) -> list[bool]:
 def count(out: Path, folders: list[Path]) -> None:
     """Print how many rows some models recite. Rows to keep that nothing saw are those of the run's final scores."""
     rows = make_rows(SIZES)
-    del rows["base"]
     scored = (out / "run/evaluation/unlearned/retain.jsonl").read_text("utf-8").splitlines()
-    rows["kept, unseen by the run"] = [rows["keep"][json.loads(line)["index"]] for line in scored]
+    unseen = {json.loads(line)["question"] for line in scored}
+    rows["kept, unseen by the run"] = [row for row in rows["keep"] if row["question"] in unseen]
     print("| model | " + " | ".join(rows) + " |\n" + "|---" * 5 + "|")
     for folder in folders:
         counts = [f"{sum(recited(folder, group))} of {len(group)}" for group in rows.values()]
