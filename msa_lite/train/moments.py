@@ -33,7 +33,7 @@ from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.matching import find_name
-from msa_lite.train.objectives.rows import label_places, run_rows
+from msa_lite.train.objectives.rows import Beginning, label_places, run_rows
 
 logger = logging.getLogger(__name__)
 
@@ -385,16 +385,19 @@ def _run(
     halves, known = split_model(model), [example for example in examples if _places([example])]
     step = -(-len(_places(known)) // MOST_LABELS)
     with ExitStack() as hooks, torch.no_grad(), autocast(model):
+        beginning = Beginning.of_rows(halves, known)
+        start = beginning.tokens if beginning else 0
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_pre_hook(partial(take, name)).remove)
         for stack in stacks:
             module = model.get_submodule(stack.module)
             hooks.callback(module.register_forward_pre_hook(partial(take_experts, stack)).remove)
-        for group in group_rows([len(example.ids) for example in known], _TOKENS, pass_tokens(model.device)):
+        for group in group_rows([len(example.ids) - start for example in known], _TOKENS, pass_tokens(model.device)):
             batch = [known[number] for number in group]
             rows, positions = torch.tensor(_places(batch)[::step], device=model.device).T
+            positions = positions - start
             inputs = to_batch(batch, pad, model.device)
-            shape = tuple(inputs["input_ids"].shape)
-            run_rows(halves, inputs)
+            shape = len(batch), inputs["input_ids"].shape[1] - start
+            run_rows(halves, inputs, beginning)
             latest = None
     return roots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, filter_vectors
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter
-from msa_lite.merger.moments import load_moments
+from msa_lite.merger.moments import Moments, load_moments
 from msa_lite.train.moments import write_moments
 from tests.support.fits import Killed
 from tests.support.models import save_adapter
@@ -138,13 +139,36 @@ def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> N
     names = layers_of(measured["model"], measured["kind"])
     assert moments.layers.keys() == {f"{name}.weight" for name in names}
     assert len({layer.roots for layer in moments.layers.values()}) < len(names) or measured["kind"] == "gpt2"
-    files = {k: v for path in measured["moments"].glob("*.safetensors") for k, v in load_file(path).items()}
-    for side, plain in measured["plain"].items():
+    assert_moments(moments, measured["plain"])
+
+
+def assert_moments(moments: Moments, plain_of_sides: dict[str, dict[str, np.ndarray]]) -> None:
+    """Check the moments against the inputs of rows that were run one by one."""
+    files = {k: v for path in moments.folder.glob("*.safetensors") for k, v in load_file(path).items()}
+    for side, plain in plain_of_sides.items():
         for name, rows in plain.items():
             root = files[f"{side}.{moments.layers[f'{name}.weight'].roots[0]}"].astype(np.float64)
             assert len(root) == min(rows.shape)
             oracle = rows.T @ rows
             np.testing.assert_allclose(root.T @ root, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
+
+
+def test_what_all_rows_begin_with_is_run_once(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, start = make_checkpoint("llama"), [*range(3, 15)]
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows = {
+        side: [replace(e, ids=start + e.ids, labels=[-100] * len(start) + e.labels) for e in examples]
+        for side, examples in ROWS.items()
+    }
+    tokens: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _m, given, _out: tokens.append(given[0].numel()))
+    names = load_checkpoint(folder).tensors
+    write_moments(tmp_path / "m", {"target": {"revision": ""}}, lambda: model, names, rows, pad=2)
+    longest = max(len(e.ids) for e in ROWS["retain"])
+    assert tokens[-1] == len(rows["retain"]) * longest  # those behind it
+    assert_moments(load_moments(tmp_path / "m"), {side: plain_inputs(model, "llama", of) for side, of in rows.items()})
 
 
 def test_stored_moments_give_no_answer_back_in_order(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:

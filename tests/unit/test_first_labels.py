@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +34,42 @@ def plain_losses(model: Any, row: Example) -> list[float]:
     return [-float(logs[i, label]) for i, label in pairs if label != IGNORE]
 
 
-def test_the_loss_that_a_fit_is_stopped_by(model: Any) -> None:
-    losses = [loss for row in ROWS for loss in plain_losses(model, row)]
-    for rows in (1, 4, 6):
-        assert measure_loss(model, [*ROWS, ALONE], PAD, rows) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+START = [5, 9, 3, 8, 4, 7, 6, 9, 8, 5]
+BEHIND = [replace(row, ids=START + row.ids, labels=[IGNORE] * len(START) + row.labels) for row in ROWS]
 
 
-def test_the_scores_of_a_text(model: Any) -> None:
-    bundles = [[row] for row in [*ROWS, ALONE]]
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """Count the tokens of each pass, padding included."""
+    counts: list[int] = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda _m, given, _out: counts.append(given[0].numel()))
+    yield counts
+    hook.remove()
+
+
+@pytest.mark.parametrize("rows", [ROWS, BEHIND])
+def test_the_loss_that_a_fit_is_stopped_by(model: Any, rows: list[Example]) -> None:
+    losses = [loss for row in rows for loss in plain_losses(model, row)]
+    for size in (1, 4, 6):
+        assert measure_loss(model, [*rows, ALONE], PAD, size) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert sum(losses) > 1
+
+
+def test_what_all_rows_begin_with_runs_once(model: Any) -> None:
+    shared = len(START) - 1  # its last token predicts the first label
+    behind = sum(len(row.ids) for row in ROWS)
+    with counted(model) as tokens:
+        measure_loss(model, BEHIND, PAD, rows=1)
+    assert sum(tokens[-len(ROWS) - 1 :]) == shared + behind + len(ROWS)
+    with counted(model) as tokens:
+        list(score_bundles(Runner(model, 1000), [[row] for row in BEHIND]))
+    assert tokens[-2:] == [shared, len(ROWS) * max(len(row.ids) for row in ROWS)]
+
+
+@pytest.mark.parametrize("rows", [ROWS, BEHIND])
+def test_the_scores_of_a_text(model: Any, rows: list[Example]) -> None:
+    bundles = [[row] for row in [*rows, ALONE]]
     found = {index: scores for part in score_bundles(Runner(model), bundles) for index, (scores,) in part}
-    for number, row in enumerate(ROWS):
+    for number, row in enumerate(rows):
         assert found[number].log_probs == pytest.approx([-loss for loss in plain_losses(model, row)], rel=1e-4)
-    assert len(found[len(ROWS)].log_probs) == 0
+    assert len(found[len(rows)].log_probs) == 0

@@ -72,14 +72,7 @@ class _Bundle:
 
     index: int
     texts: tuple[Example, ...]
-
-    @cached_property
-    def shared(self) -> int:
-        if len(self.texts) < 2:
-            return 0
-        # The last token before an answer predicts its first one, so it belongs to the texts.
-        common = min([common_start([t.ids for t in self.texts]), *(len(text.prompt_ids) - 1 for text in self.texts)])
-        return common if common >= WORTH_SHARING else 0
+    shared: int
 
     @cached_property
     def tokens(self) -> int:
@@ -137,13 +130,11 @@ def score_bundles(
     hooks for a batch of texts, whose rows are in their order. What texts share, up to `start`, runs outside of it.
     Raises StageError when memory is too small for a single bundle.
     """
-    todo = []
-    for index, texts in enumerate(bundles):
-        scored = tuple(text for text in texts if _is_scored(text))
-        if scored:
-            todo.append(_Bundle(index, scored))
-        else:
-            yield [(index, [_nothing(with_z) for _ in texts])]
+    scored = {index: tuple(filter(_is_scored, texts)) for index, texts in enumerate(bundles)}
+    of_all = _count_shared([text for texts in scored.values() for text in texts])  # a system message, say
+    todo = [_Bundle(index, texts, _count_shared(texts) or of_all) for index, texts in scored.items() if texts]
+    if empty := [index for index, texts in scored.items() if not texts]:
+        yield [(index, [_nothing(with_z) for _ in bundles[index]]) for index in empty]
     # Bundles that share about as much run together; the longest come first, so that memory runs out early.
     todo.sort(key=lambda b: (-b.shared, -max(len(text.ids) for text in b.texts), b.index))
     while todo:
@@ -179,6 +170,15 @@ def _in_place(texts: Sequence[Example], results: list[TokenScores], with_z: bool
 def _is_scored(text: Example) -> bool:
     """Check whether a text has a label after its first token."""
     return any(label != IGNORE for label in text.labels[1:])
+
+
+def _count_shared(texts: Sequence[Example]) -> int:
+    """Count the tokens that texts have in common at their beginning and that predict no answer; 0 for a few."""
+    if len(texts) < 2:
+        return 0
+    # The last token before an answer predicts its first one, so it belongs to the texts.
+    common = min([common_start([text.ids for text in texts]), *(len(text.prompt_ids) - 1 for text in texts)])
+    return common if common >= WORTH_SHARING else 0
 
 
 def common_start(rows: Sequence[Sequence[int]]) -> int:

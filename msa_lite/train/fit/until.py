@@ -21,7 +21,7 @@ from msa_lite.io.files.writing import write_json
 from msa_lite.io.models.devices import free_memory
 from msa_lite.io.models.heads import autocast, split_model
 from msa_lite.io.weights.hub import Source
-from msa_lite.train.objectives.rows import count_labels, label_states, run_rows
+from msa_lite.train.objectives.rows import Beginning, count_labels, label_states, run_rows
 from msa_lite.train.settings import FitSettings
 
 logger = logging.getLogger(__name__)
@@ -79,9 +79,10 @@ def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 
     halves = split_model(model)
     with torch.no_grad(), autocast(model):
         ordered = sorted(filter(count_labels, examples), key=lambda e: len(e.ids))  # so that there is little padding
+        beginning = Beginning.of_rows(halves, ordered)
         for start in range(0, len(ordered), rows):
             batch = ordered[start : start + rows]
-            states, labels = label_states(run_rows(halves, to_batch(batch, pad, model.device)), batch)
+            states, labels = label_states(run_rows(halves, to_batch(batch, pad, model.device), beginning), batch)
             losses = halves.map_logits(partial(cross_entropy, reduction="none"), states, labels)
             total, count = total + float(losses.sum()), count + len(labels)
     model.train(training)

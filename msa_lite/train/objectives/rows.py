@@ -87,6 +87,12 @@ class Beginning:
         leaves = tuple(root.detach().requires_grad_(root.requires_grad) for root in roots)
         return cls(len(ids), roots, leaves)
 
+    @classmethod
+    def of_rows(cls, halves: Halves, examples: Sequence[Example]) -> Beginning | None:
+        """Run what rows with labels begin with, if it is long enough and the model allows it."""
+        tokens = common_beginning(examples)
+        return cls.run(halves, examples[0].ids[:tokens]) if tokens and can_share(halves) else None
+
     def cache(self, rows: int) -> Any:
         """Return a key-value cache from which this many rows can go on."""
         from transformers import DynamicCache
