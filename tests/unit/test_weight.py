@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_288,
+    "lines of the package": 35_294,
     "modules": 283,
-    "lines of the tests": 43_776,
+    "lines of the tests": 43_816,
     "words of the docs": 49_985,
     "commands": 24,
     "options": 110,
