@@ -29,6 +29,7 @@ from msa_lite.recipe.table import TableTraining
 _NOTE = "note: tiny models know a small part of the benchmark by heart; published figures are no measure of them"
 _HISTORY_RATE = 2e-3
 _OTHER_SEED = 1000  # none of a table's own
+_FILTERED = {"merge.filter": 4.0, "vector.hold": 1.0}  # the middle one of three λ that a search would try
 _MODEL = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "tie_word_embeddings": True,
@@ -113,7 +114,7 @@ def shrink(table: TableRecipe) -> Small:
     values = {
         "train": [TableTraining(recipe=recipe) for recipe in trainings],
         "set": _merged(_settings(base, size, data, form, places), table.set),
-        "msa": {label: moved(changes, places) for label, changes in table.msa.items()},
+        "msa": {label: moved(changes, places) for label, changes in table.msa.items()} | {"MSA (filter)": _FILTERED},
         "methods": [item.model_copy(update={"set": moved(item.set, places)}) for item in table.baselines],
         "data": None,
     }

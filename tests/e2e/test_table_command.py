@@ -91,7 +91,7 @@ def test_a_row_that_fails_leaves_the_others_and_is_tried_again(
     [
         ("tofu-forget10-llama-3.2-1b", "MSA (instruct)", "tofu", "forget quality", 6),
         ("restor-llama-3.1-8b", "MSA (instruct)", "restor", "accuracy", 1),
-        ("muse-books-llama-3.1-8b", "MSA (base)", "muse-books-pd", "PrivLeak", 3),
+        ("muse-books-llama-3.1-8b", "MSA (filter)", "muse-books-pd", "PrivLeak", 3),
     ],
 )
 def test_a_table_at_small_size(
