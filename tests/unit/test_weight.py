@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_294,
     "modules": 283,
-    "lines of the tests": 43_816,
+    "lines of the tests": 43_817,
     "words of the docs": 49_985,
     "commands": 24,
     "options": 110,
