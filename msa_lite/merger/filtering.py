@@ -149,6 +149,7 @@ def filter_vectors(
         check_unchanged(marks)
         for strength, scale in scales.items():
             facts[strength]["filter"] = {"strength": strength, "scale": scale, "layers": filters.layers}
+            facts[strength] |= {"unseen": measured.unseen_at(strength)}
 
 
 def _find(name: ModelLike) -> Source:

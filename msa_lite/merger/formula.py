@@ -146,6 +146,40 @@ class Filter:
             else:
                 yield share * change + solved @ self._rows
 
+    def left_out(
+        self, change: np.ndarray, strengths: Sequence[float], groups: np.ndarray
+    ) -> Iterator[tuple[float, float]]:
+        """Yield Σ |D′x|² over the rows x of C_r's root, at each λ: by this filter, and by one that never saw x's group.
+
+        groups: (k,) the group of each row; groups of a person's or a question's positions. The second sum is exact but
+        for C_r's trace, and needs no other filter: with M = C_f + λ C_r, ridges included, and X_b the rows of a group,
+        that filter gives D′ X_bᵀ (I − λ X_b M⁻¹ X_bᵀ)⁻¹ (Woodbury).
+        """
+        ridge, count = FORGET_RIDGE / self.inputs, len(self._forget)
+        drop, places = self._rows[count:], [np.flatnonzero(groups == group) for group in np.unique(groups)]
+        onto = self.outputs(change) @ self._forget + ridge * change  # D C_f
+        for strength in strengths:
+            both = ridge + strength * RETAIN_RIDGE / self.inputs
+            if self._is_short:  # M⁻¹ Zᵀ = Zᵀ (Z Zᵀ + both)⁻¹, Z the rows of C_f + λ C_r
+                weights = np.repeat([1.0, np.sqrt(strength)], [count, len(drop)])
+                inverse = _inverse(self._products[0] * weights * weights[:, None], both)
+                outputs = (onto @ self._rows.T * weights) @ inverse[:, count:] / np.sqrt(strength)
+                rests = [both * inverse[np.ix_(place + count, place + count)] for place in places]
+            else:
+                keep, dropped = self._products
+                solved = drop @ _inverse(keep + strength * dropped, both)
+                outputs = onto @ solved.T
+                rests = [np.eye(len(place)) - strength * solved[place] @ drop[place].T for place in places]
+            unseen = [np.linalg.solve(rest.T, outputs[:, place].T) for place, rest in zip(places, rests, strict=True)]
+            yield float(np.sum(outputs**2)), float(sum(np.sum(values**2) for values in unseen))
+
+
+def _inverse(system: np.ndarray, ridge: float) -> np.ndarray:
+    """Return (system + ridge)⁻¹ of a system, which is changed."""
+    system.flat[:: len(system) + 1] += ridge
+    inverse: np.ndarray = np.linalg.inv(system)
+    return inverse
+
 
 def _solved(system: np.ndarray, ridge: float, rows: np.ndarray) -> np.ndarray:
     """Return rows · (system + ridge)⁻¹ of a symmetric system, which is changed."""

@@ -15,6 +15,7 @@ from msa_lite.io.finished.seal import MANIFEST, load_manifest, verify_folder
 from msa_lite.io.weights.blocks import Files, read_whole
 from msa_lite.io.weights.checkpoint import TensorEntry, read_shard
 from msa_lite.merger.formula import Filter
+from msa_lite.merger.unseen import unseen_sentence
 
 MOMENTS_FOLDER = "moments"  # the kind of folder, and its name in a run
 SIDES = ("forget", "retain")
@@ -46,12 +47,21 @@ class Moments:
     """The layers by the target's tensor names."""
     roots: Mapping[str, TensorEntry]
     """The roots (k, in) by set and name: "forget.model.layers.0.self_attn.q_proj.weight"."""
+    unseen: Mapping[str, Any]
+    """The forecast for rows that were not measured (`Unseen.facts`); empty without one."""
     json_keys: ClassVar = {"out": "folder", "layers": "count"}
 
     @property
     def count(self) -> int:
         """Return the number of layers."""
         return len(self.layers)
+
+    def unseen_at(self, strength: float) -> dict[str, Any]:
+        """Return the forecast at one λ, with its sentence; empty without one."""
+        if (ratio := self.unseen.get("ratios", {}).get(f"{strength:g}")) is None:
+            return {}
+        facts = {"rows": self.unseen["rows"], "ratios": {f"{strength:g}": ratio}}
+        return facts | {"sentence": unseen_sentence(facts)}
 
     def filter_of(self, root: str, files: Files) -> Filter:
         """Return the filter of the layers with these roots."""
@@ -101,7 +111,7 @@ def load_moments(folder: Path) -> Moments:
         raise FormatError(
             join_faults(f"{folder}: moments that are missing, or no matrices in fp32; measure again:", odd)
         )
-    return Moments(folder, manifest["inputs"], target, rows, layers, entries)
+    return Moments(folder, manifest["inputs"], target, rows, layers, entries, manifest.get("unseen") or {})
 
 
 def _layer(roots: str | list[str], transposed: bool) -> Layer:

@@ -4,11 +4,6 @@ A second moment XᵀX is kept as a root: Q X for a random orthogonal Q, or Q R f
 once there are more positions than inputs. So nothing is larger than (in, in), a root loses nothing to squaring, and no
 row of it is a position's: those of X spell the answers word by word (`tests/tools/moments_attack.py`). All this runs in
 fp64 on the CPU, also where there is a GPU.
-
-transformers stacks the experts of a layer into one module, (experts, out, in), whichever way the checkpoint stores
-them. Its classes share one interface (`use_experts_implementation`): they are called with hidden states and the numbers
-of the chosen experts, and tell how their weights lie and how they gate. Classes without it, such as Llama 4's and
-DBRX's, are not measured.
 """
 
 from __future__ import annotations
@@ -16,12 +11,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -31,8 +25,8 @@ from msa_lite.io.console.progress import Progress, silent
 from msa_lite.io.finished.manifest import is_finished, stage_folder
 from msa_lite.io.models.devices import free_memory, free_ram
 from msa_lite.io.models.heads import autocast, split_model
-from msa_lite.io.models.places import find_places
 from msa_lite.io.weights.matching import find_name
+from msa_lite.train.experts import Stack, expert_inputs, expert_stacks
 from msa_lite.train.objectives.rows import Beginning, label_places, run_rows
 
 logger = logging.getLogger(__name__)
@@ -48,6 +42,15 @@ _Layers: TypeAlias = dict[str, tuple[str | list[str], bool]]
 """By tensor: the names of its roots, one a slice where it holds several experts, and whether it is (in, out)."""
 
 
+class Onlooker(Protocol):
+    """Looks at the inputs of some layers while they are measured (`merger.unseen`)."""
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+    def choose(self, names: Collection[str]) -> Collection[str]: ...
+    def add(self, layers: Sequence[str], forget: np.ndarray, retain: np.ndarray, owners: np.ndarray) -> None: ...
+
+
 def write_moments(
     folder: Path,
     inputs: dict[str, Any],
@@ -56,6 +59,7 @@ def write_moments(
     rows: Mapping[str, Sequence[Example]],
     pad: int,
     progress: Progress = silent,
+    watch: Onlooker | None = None,
 ) -> None:
     """Measure the moments of a model's linear layers into a folder, unless it was made from these inputs.
 
@@ -69,6 +73,8 @@ def write_moments(
     ("….mlp.experts.gate_up_proj"); the manifest tells which.
 
     load: returns the model. names: the tensors of its checkpoint. rows: the examples by set, "forget" and "retain".
+    watch: sees the inputs of the layers that it chooses; the manifest has its facts.
+
     Raise MismatchError for a model without a linear layer that can be measured, NotFiniteError for inputs that are no
     numbers. A stopped call begins anew.
     """
@@ -83,11 +89,12 @@ def write_moments(
     with stage_folder(folder, "moments", inputs, facts, private=True) as partial:
         model = load()
         paths, stacks = linear_layers(model, names), expert_stacks(model, names)
-        for number, (layers, roots) in enumerate(_measure(model, paths, stacks, rows, pad, progress)):
+        for number, (layers, roots) in enumerate(_measure(model, paths, stacks, rows, pad, progress, watch)):
             facts["layers"] |= layers
             save_file(roots, partial / f"moments-{number + 1:05d}.safetensors")
         if not facts["layers"]:
             raise MismatchError("no linear layer of this model can be measured, so its vectors cannot be filtered")
+        facts |= {"unseen": watch.facts} if watch else {}
         del model
     free_memory()
 
@@ -106,94 +113,6 @@ def linear_layers(model: Any, names: Container[str]) -> dict[str, str]:
     return {name: path for path, name in found.items() if name}
 
 
-# Experts
-
-_INTERFACE = ("_apply_gate", "has_gate", "has_bias", "is_transposed", "num_experts", "down_proj")
-_DOWN = "down_proj"
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One stacked weight of a layer's experts: their gates and ups, which get the same inputs, or their downs."""
-
-    module: str
-    """The path of the experts' module: "model.layers.0.mlp.experts"."""
-    weight: str
-    """The parameter: "gate_up_proj", "up_proj" of experts without a gate, or "down_proj"."""
-    count: int
-    """The number of experts."""
-    inputs: int
-    """The number of inputs of each expert's weight."""
-    routed: int
-    """The most experts that a position is sent to."""
-    stored: dict[str, tuple[int | list[int], bool]] = field(default_factory=dict)
-    """The tensors of the checkpoint that hold this weight: the expert of a matrix, or those of each slice of a tensor
-    of three dimensions, and True where it is stored as (in, out)."""
-
-    @property
-    def path(self) -> str:
-        """Return the path of the parameter."""
-        return f"{self.module}.{self.weight}"
-
-    def root(self, expert: int) -> str:
-        """Return the name of an expert's roots."""
-        return f"{self.path}.{expert}"
-
-
-def expert_stacks(model: Any, names: Container[str]) -> dict[str, Stack]:
-    """Return a model's stacked experts' weights by their paths. names: the tensors of its checkpoint.
-
-    What the checkpoint holds one by one is a matrix for each expert; what it holds stacked is a tensor of three
-    dimensions (`find_places`).
-    """
-    stacks: dict[str, Stack] = {}
-    turned: dict[str, bool] = {}
-    for path, module in model.named_modules():
-        if not all(hasattr(module, name) for name in _INTERFACE):
-            continue
-        for weight in (_first(module), _DOWN):
-            count, *sizes = getattr(module, weight).shape
-            routed = getattr(module.config, "num_experts_per_tok", None)  # or a list of them, one a layer
-            most = routed if isinstance(routed, int) else count
-            stack = Stack(path, weight, count, sizes[0 if module.is_transposed else 1], most)
-            stacks[stack.path], turned[stack.path] = stack, module.is_transposed
-    places_by_name = find_places(model, {path: stack.count for path, stack in stacks.items()}, names)
-    for name, (places, is_stack) in places_by_name.items():
-        path, experts = places[0].parameter, [place.number for place in places]
-        if all(place.parameter == path for place in places):
-            is_transposed = places[0].is_turned != turned[path]
-            stacks[path].stored[name] = experts if is_stack else experts[0], is_transposed
-    return {path: stack for path, stack in stacks.items() if stack.stored}
-
-
-def expert_inputs(module: Any, weight: str, states: Any, chosen: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each chosen expert's number and the inputs (n, in) of its weight.
-
-    states: (positions, hidden), the inputs of the module. chosen: (positions, k), the experts of each position. The
-    inputs of `down_proj` are computed as the module does.
-    """
-    for expert in chosen.unique().tolist():
-        if expert >= module.num_experts:  # a place without an expert
-            continue
-        inputs = states[(chosen == expert).any(dim=-1)]
-        yield expert, _activated(module, expert, inputs) if weight == _DOWN else inputs
-
-
-def _first(module: Any) -> str:
-    """Return the parameter that an expert's inputs meet first."""
-    return "gate_up_proj" if module.has_gate else "up_proj"
-
-
-def _activated(module: Any, expert: int, inputs: Any) -> Any:
-    """Return the inputs (n, intermediate) of an expert's down projection."""
-    first = _first(module)
-    matrix = getattr(module, first)[expert]
-    values = inputs @ (matrix if module.is_transposed else matrix.T)
-    if module.has_bias:
-        values = values + getattr(module, f"{first}_bias")[expert]
-    return module._apply_gate(values) if module.has_gate else module.act_fn(values)
-
-
 # Measuring
 
 
@@ -204,6 +123,7 @@ def _measure(
     rows: Mapping[str, Sequence[Example]],
     pad: int,
     progress: Progress,
+    watch: Onlooker | None = None,
 ) -> Iterator[tuple[_Layers, dict[str, np.ndarray]]]:
     """Yield the layers and their roots by name, for as many as fit into memory: at least one, or the experts of one."""
     labels = sum(min(MOST_LABELS, len(_places(examples))) for examples in rows.values())
@@ -212,7 +132,11 @@ def _measure(
         progress("moments", number, len(portions))
         modules = {name: model.get_submodule(paths[name]) for name in names if name in paths}
         experts = [stacks[name] for name in names if name in stacks]
-        of_sets = {side: _run(model, modules, experts, examples, pad) for side, examples in rows.items()}
+        whole = watch.choose(paths) if watch else ()
+        of_sets = {side: _run(model, modules, experts, examples, pad, whole) for side, examples in rows.items()}
+        for first, root in of_sets["retain"].items():
+            if watch and root.owners and first in of_sets["forget"]:
+                watch.add(root.layers, of_sets["forget"][first].inputs(), root.inputs(), np.array(root.owners))
         layers: _Layers = {
             name: (first, not hasattr(modules[name], "in_features"))
             for first, root in of_sets["forget"].items()
@@ -282,7 +206,9 @@ def _input_size(layer: Any) -> int:
 class _Root:
     """A root of XᵀX, to which positions are added."""
 
-    def __init__(self, layer: str) -> None:
+    def __init__(self, layer: str, owners: list[int] | None = None) -> None:
+        self.owners = owners
+        """The row of each position; then all positions are kept. None: that is not asked for."""
         self.layers = [layer]
         """The layers that get this input."""
         self.positions = 0
@@ -303,8 +229,15 @@ class _Root:
         self._blocks.append(rows)
         self.positions += len(rows)
         self._rows += len(rows)
-        if self._rows > _FULL * rows.shape[1]:
+        if self.owners is None and self._rows > _FULL * rows.shape[1]:
             self._shrink()
+
+    def inputs(self) -> np.ndarray:
+        """Return the inputs as they were added, or the triangle in their place."""
+        import torch
+
+        inputs: np.ndarray = torch.cat(self._blocks).numpy()
+        return inputs
 
     def matrix(self) -> np.ndarray:
         """Return the root, mixed. Raise NotFiniteError where it is not finite."""
@@ -352,14 +285,23 @@ def _places(examples: Sequence[Example]) -> list[tuple[int, int]]:
 
 
 def _run(
-    model: Any, layers: Mapping[str, Any], stacks: Sequence[Stack], examples: Sequence[Example], pad: int
+    model: Any,
+    layers: Mapping[str, Any],
+    stacks: Sequence[Stack],
+    examples: Sequence[Example],
+    pad: int,
+    whole: Container[str] = (),
 ) -> dict[str, _Root]:
-    """Run the rows once; return the roots by the first layer that gets each input, and those of each expert."""
+    """Run the rows once; return the roots by the first layer that gets each input, and those of each expert.
+
+    whole: the layers whose roots keep all positions, with their rows.
+    """
     import torch
 
     roots: dict[str, _Root] = {}
     shape, rows, positions = (0, 0), None, None  # of the running batch
     latest, first = None, ""  # the latest input, and the layer that got it first
+    owners = list[int]()
 
     def take(name: str, _layer: Any, inputs: tuple[Any, ...]) -> None:
         nonlocal latest, first
@@ -369,7 +311,7 @@ def _run(
             if states is None or math.prod(states.shape[:-1]) != math.prod(shape):
                 return  # an expert gets some positions only, and nothing tells which
             labelled = states.view(*shape, -1)[rows, positions]
-            roots.setdefault(name, _Root(name)).add(labelled.float().cpu())
+            roots.setdefault(name, _Root(name, owners if name in whole else None)).add(labelled.float().cpu())
         elif first in roots and name not in roots[first].layers:
             roots[first].layers.append(name)
 
@@ -398,6 +340,7 @@ def _run(
             positions = positions - start
             inputs = to_batch(batch, pad, model.device)
             shape = len(batch), inputs["input_ids"].shape[1] - start
+            owners += [group[row] for row in rows.tolist()]
             run_rows(halves, inputs, beginning)
             latest = None
     return roots

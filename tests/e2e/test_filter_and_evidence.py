@@ -137,6 +137,7 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
     assert story["strengths"] == {"alpha": 1.0, "beta": 0.5, "filter": 1.5}
     assert "C_f" in story["formula"]
     assert any("filter" in limit for limit in story["limits"])
+    assert any("has not seen" in limit for limit in story["limits"]), "the forecast"
     status, config, _ = call_cli("mergekit", folder / "recipe.yaml")
     assert status == 0
     assert str(filtered) in config

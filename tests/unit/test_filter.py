@@ -25,6 +25,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.merger.filtering import filter_vector, filter_vectors
 from msa_lite.merger.formula import FORGET_RIDGE, RETAIN_RIDGE, Filter
 from msa_lite.merger.moments import Moments, load_moments
+from msa_lite.merger.unseen import Unseen, unseen_sentence
 from msa_lite.train.moments import write_moments
 from tests.support.fits import Killed
 from tests.support.models import save_adapter
@@ -84,6 +85,43 @@ def test_without_strength_it_is_the_identity_and_a_layer_that_gets_nothing_does_
     assert np.isfinite(filtered(delta, zeros, retain, 1.0)).all()
 
 
+def left_without(
+    delta: np.ndarray, forget: np.ndarray, retain: np.ndarray, strength: float, groups: np.ndarray
+) -> list[float]:
+    """Σ |D′x|² over retain rows, of the filter by all of them and by all but x's group; their trace stays."""
+    keep, size = second_moment(forget, FORGET_RIDGE), np.sum(retain**2)
+    sums = []
+    for hidden in (lambda group: groups < 0, lambda group: groups == group):
+        energies = []
+        for group in np.unique(groups):
+            seen = retain[~hidden(group)]
+            drop = seen.T @ seen / size + RETAIN_RIDGE / keep.shape[0] * np.eye(len(keep))
+            change = delta @ keep @ np.linalg.inv(keep + strength * drop)
+            energies.append(np.sum((retain[groups == group] @ change.T) ** 2) / size)
+        sums.append(float(sum(energies)))
+    return sums
+
+
+@pytest.mark.parametrize(("forget_rows", "retain_rows"), [(5, 8), (60, 40)])
+def test_what_a_filter_leaves_on_rows_that_it_never_saw_needs_no_other_filter(
+    forget_rows: int, retain_rows: int
+) -> None:
+    draw = np.random.default_rng(2)
+    delta, forget, retain = (draw.normal(size=(rows, INPUTS)) for rows in (9, forget_rows, retain_rows))
+    groups = draw.permutation(np.repeat([3, 1, 7, 9], retain_rows // 4))
+    left = Filter(forget, retain).left_out(delta, [1.0, 16.0], groups)
+    for strength, (seen, unseen) in zip([1.0, 16.0], left, strict=True):
+        np.testing.assert_allclose([seen, unseen], left_without(delta, forget, retain, strength, groups), rtol=1e-9)
+
+
+def test_the_forecast_is_told_with_what_more_rows_would_bring() -> None:
+    told = unseen_sentence({"rows": 50, "ratios": {"1": 1.8, "4": 2.6}})
+    assert "these 50 rows" in told
+    assert "1.8, 2.6 times" in told
+    assert "200 would bring it to about 1.2, 1.4" in told
+    assert "would bring" not in unseen_sentence({"rows": 200, "ratios": {"1": 1.2}})
+
+
 ROWS = {
     "forget": [
         Example(0, [5, 6, 7, 8, 9, 10], [-100, -100, 7, 8, 9, 10]),
@@ -122,16 +160,43 @@ def plain_inputs(model: Any, kind: str, rows: list[Example]) -> dict[str, np.nda
 
 
 @pytest.fixture(params=["llama", "qwen2", "olmo2", "gpt2"])
-def measured(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path], tmp_path: Path) -> dict[str, Any]:
+def measured(
+    request: pytest.FixtureRequest,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
     """A target, its moments, and the inputs of its layers as plain transformers gives them."""
     from transformers import AutoModelForCausalLM
 
     kind, folder = request.param, make_checkpoint(request.param)
     target, model = fetch(str(folder)), AutoModelForCausalLM.from_pretrained(folder).eval()
     inputs = {"target": target.identity(), "forget": hash_ids(ROWS["forget"])}
-    write_moments(tmp_path / "moments", inputs, lambda: model, load_checkpoint(folder).tensors, ROWS, pad=2)
+    names, unseen = load_checkpoint(folder).tensors, Unseen([1.0, 4.0])
+    monkeypatch.setattr("msa_lite.train.moments._TOKENS", 20)  # several batches
+    write_moments(tmp_path / "moments", inputs, lambda: model, names, ROWS, pad=2, watch=unseen)
     plain = {side: plain_inputs(model, kind, rows) for side, rows in ROWS.items()}
     return {"kind": kind, "target": target, "model": model, "moments": tmp_path / "moments", "plain": plain}
+
+
+def test_the_forecast_is_that_of_filters_which_never_saw_a_row(measured: dict[str, Any]) -> None:
+    moments, plain = load_moments(measured["moments"]), measured["plain"]
+    roots = dict.fromkeys(root for layer in moments.layers.values() for root in layer.roots)
+    shares = []
+    for root in roots:
+        forget, retain = (plain[side][root.removesuffix(".weight")] for side in ROWS)
+        change = np.random.default_rng(0).standard_normal((32, retain.shape[1]))
+        whole, groups = (
+            np.sum((retain @ change.T) ** 2) / np.sum(retain**2),
+            np.repeat(np.arange(12), len(retain) // 12),
+        )
+        shares.append([np.array(left_without(change, forget, retain, s, groups)) / whole for s in (1.0, 4.0)])
+    ratios = [1 + (unseen / seen - 1) * 11 / 12 for seen, unseen in np.mean(shares, axis=0)]
+    assert moments.unseen["rows"] == 12
+    np.testing.assert_allclose([*moments.unseen["ratios"].values()], ratios, rtol=1e-3)
+    assert min(ratios) > 1
+    assert "12 rows" in moments.unseen_at(4.0)["sentence"]
+    assert moments.unseen_at(2.0) == {}
 
 
 def test_moments_are_those_of_rows_run_one_by_one(measured: dict[str, Any]) -> None:

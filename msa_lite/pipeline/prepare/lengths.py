@@ -16,13 +16,13 @@ from msa_lite.data import DataSource, Example, Prompter, Row, encode, encode_qa,
 from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.console.progress import muted
+from msa_lite.merger.unseen import ENOUGH_ROWS
 from msa_lite.pipeline.prepare.division import among, divide_retain, each_once, words_of
 from msa_lite.pipeline.prepare.questions import WhenToChoose, divide, is_divided, scored_rows
 from msa_lite.recipe import Recipe
 
 LEARNT = ("forget", "retain")  # the places of rows that vectors learn
 FILTER = "filter"  # the name of those that a filter leaves as they are, among examples
-ENOUGH_ROWS = 200  # rows that a filter is measured on; others then change hardly more than these
 MOST_ROWS = 500
 """The rows that a filter is measured on, at most; of more, evenly drawn ones. Beyond them, others hardly tell more."""
 
@@ -89,16 +89,12 @@ class FilterRows:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence about what more rows would bring, where there are few.
-
-        Two histories of SmolLM2-135M: the change on unseen rows over that on measured ones was 1.68 and 1.38.
-        """
+        """A sentence that there are few rows, if so."""
         if not self.examples or (count := len(self.rows)) >= ENOUGH_ROWS:
             return []
         return [
-            f"the filter is measured on {count} rows to keep and holdout rows, and protects others less: on "
-            "SmolLM2-135M others changed 1.7 times as much with 36 rows, 1.4 times with 60; more rows of the kinds "
-            f"that are to stay bring it near 1 ({ENOUGH_ROWS} or more)"
+            f"the filter is measured on {count} rows to keep and holdout rows, and protects others less; the run says "
+            f"how much before its fits. Give more rows of the kinds that are to stay, {ENOUGH_ROWS} if you can"
         ]
 
 

@@ -14,12 +14,13 @@ from msa_lite.budget.shape import Linear, Shape
 from msa_lite.budget.speed import Machine
 from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.evals.engine.models import load_model
-from msa_lite.io.console.progress import Progress
+from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.manifest import is_finished
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger.filtering import filter_inputs, filter_settings, filter_vectors
 from msa_lite.merger.moments import MOMENTS_FOLDER, SIDES
+from msa_lite.merger.unseen import Unseen, unseen_sentence
 from msa_lite.pipeline.prepare.lengths import FILTER
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
@@ -27,6 +28,7 @@ from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
 from msa_lite.pipeline.stages.facts import Facts, RowFacts
 from msa_lite.pipeline.stages.stage import Stage
 from msa_lite.recipe import Recipe
+from msa_lite.recipe.schema import AUTO_FILTERS
 from msa_lite.strengths import filtered_folder
 from msa_lite.train.moments import HELD, MOST_LABELS
 
@@ -154,9 +156,16 @@ def measure_moments(run: Run, progress: Progress) -> Path:
     from msa_lite.train.moments import write_moments
 
     target, folder = run.sources["target"], run.folder / MOMENTS_FOLDER
-    names = load_checkpoint(target.folder).tensors
-    pad = pad_id(run.prompter.tokenizer)
-    write_moments(folder, moments_inputs(run), lambda: load_model(target.folder), names, _examples(run), pad, progress)
+    names, pad = load_checkpoint(target.folder).tensors, pad_id(run.prompter.tokenizer)
+    spec, strengths = run.recipe.vector, [strength for strength in run.recipe.filters if strength] or AUTO_FILTERS
+    unseen = Unseen(strengths, "all-linear" if spec.mode == "full" else spec.lora.targets)
+
+    def load() -> Any:
+        return load_model(target.folder)
+
+    write_moments(folder, moments_inputs(run), load, names, _examples(run), pad, progress, unseen)
+    if unseen.facts:
+        notices.info("%s", unseen_sentence(unseen.facts))
     return folder
 
 

@@ -30,6 +30,7 @@ from msa_lite.report.tables.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.tables.reports import Report, reading, stage_manifest, stage_report
 from msa_lite.report.verdict.figures import EarlierFacts, counts_basis
 from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict, load_verdict
+from msa_lite.strengths import filtered_folder
 
 LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
@@ -305,7 +306,7 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
 def _limits(story: Story) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured."""
     is_filtered = story.strengths.get("filter") and story.method in WITH_VECTORS
-    limits = [LIMIT, *([_FILTER_LIMIT] if is_filtered else [])]
+    limits = [LIMIT, *([_FILTER_LIMIT, *_unseen_limit(story)] if is_filtered else [])]
     if not story.reports:
         return (*limits, "Nothing was scored.")
     made = {attack.name for attack in story.attacks.attacks} if story.attacks else set()
@@ -325,6 +326,12 @@ def _limits(story: Story) -> tuple[str, ...]:
     if told and told.kept is None:
         limits.append("No rows to keep were scored, so nothing says what was lost besides.")
     return tuple(limits)
+
+
+def _unseen_limit(story: Story) -> list[str]:
+    """Return the forecast for rows that the filter has not seen, as a sentence, if there is one."""
+    manifest = stage_manifest(filtered_folder(story.folder, float(story.strengths["filter"]))) or {}
+    return [f"By a forecast, {manifest['unseen']['sentence']}."] if manifest.get("unseen") else []
 
 
 def _missing(story: Story, listed: StageList) -> tuple[str, ...]:
