@@ -261,6 +261,21 @@ def test_rows_of_an_earlier_request_are_told(
     assert "1 of the 10 rows to forget are among those of the earlier request" in caplog.text
 
 
+def test_rows_of_an_earlier_request_are_not_kept(
+    second: dict[str, Any], first: Path, history: Path, tmp_path: Path
+) -> None:
+    removed = (first.parent / "rows-0.jsonl").read_text().splitlines(True)
+    kept = (history / "data/retain.jsonl").read_text().splitlines(True)
+    (tmp_path / "all.jsonl").write_text("".join([*removed, *kept]))
+    second["retain"]["data"] = {"path": str(tmp_path / "all.jsonl")}
+    run, planned = prepared(second), msa_lite.plan(second)
+    assert {row.question for row in run.rows["retain"]} == {json.loads(line)["question"] for line in kept}
+    assert len(run.spared) == len(kept)
+    note = f"retain: {len(removed)} of {len(removed) + len(kept)} rows"
+    assert all(any(text.startswith(note) for text in notes) for notes in (run.notes, planned.notes))
+    assert len(prepared(second | {"earlier": []}).spared) == len(removed) + len(kept), "without it, they may be kept"
+
+
 # Rows of earlier requests are asked again: whether they stay forgotten stands in report, record and comparison.
 
 

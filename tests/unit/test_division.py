@@ -277,10 +277,20 @@ def test_the_same_words_after_other_turns_are_another_question() -> None:
     assert each_once([TURN, spoken]) == [TURN, spoken]
 
 
+@pytest.mark.parametrize("place", ["retain", "evaluate.retain", "evaluate.holdout", "evaluate.forget", "forget"])
+def test_rows_that_earlier_requests_removed_are_neither_kept_nor_a_control(place: str) -> None:
+    whole, is_left_out = {"forget": [C], place: [A, B, D]}, place.rpartition(".")[2] != "forget"
+    rows, notes = separate_sets(whole, {row.sha256 for row in (A, D)})
+    assert rows[place] == ([B] if is_left_out else [A, B, D])
+    assert [note.partition(" rows")[0] for note in notes] == ([f"{place}: 2 of 3"] if is_left_out else [])
+
+
 @pytest.mark.parametrize("place", ["retain", "evaluate.retain", "evaluate.holdout"])
 def test_a_set_of_which_nothing_is_left_is_refused(place: str) -> None:
-    with pytest.raises(DataError, match=rf"^{place}: all 2 rows stand in the forget"):
-        separate_sets({"forget": [A, B], place: [same(B), same(A)]})
+    with pytest.raises(
+        DataError, match=rf"^{place}: all 2 rows stand in the forget.* or in that of an earlier request"
+    ):
+        separate_sets({"forget": [A], place: [same(A), B]}, {B.sha256})
 
 
 def filter_rows(recipe: Recipe, rows: dict[str, list[Row]], choice: Any = True) -> tuple[set[str], set[str]]:

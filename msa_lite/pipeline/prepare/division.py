@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msa_lite.choose.validation import FEWEST
@@ -18,32 +18,35 @@ _REASONS = {
 }
 
 
-def separate_sets(rows: Mapping[str, list[Row]]) -> tuple[dict[str, list[Row]], list[str]]:
+def separate_sets(
+    rows: Mapping[str, list[Row]], removed: Collection[str] = ()
+) -> tuple[dict[str, list[Row]], list[str]]:
     """Return the rows with those left out that stand in another set, too, and a sentence for each set that has some.
 
-    rows: by their places in the recipe ("retain", "evaluate.holdout", …). Retain rows may not be among the forget rows,
-    and holdout rows in neither set. Two rows are the same if they ask the same after the same system message and
-    turns, or are the same text, in the words of `normalise`. Raise DataError where nothing is left of a set.
+    rows: by their places in the recipe ("retain", "evaluate.holdout", …). removed: hashes of what earlier requests
+    removed. Retain rows may be among neither these nor the forget rows, and holdout rows in no other set. Two rows are
+    the same if they ask the same after the same system message and turns, or are the same text, in the words of
+    `normalise`. Raise DataError where nothing is left of a set.
     """
     separate, notes, faults = dict(rows), [], Faults()
     contents: dict[str, set[tuple[str, ...]]] = {"forget": set()}  # by role
     for role in ("forget", "retain", "holdout"):
         places = [place for place in rows if place.rpartition(".")[2] == role]
         taken = set().union(*contents.values()) if role != "forget" else set()
-        names = " or ".join(contents)
+        gone = removed if role != "forget" else ()
+        names = " or ".join(contents) + (" set, or in that of an earlier request," if gone else " set,")
         for place in places:
-            separate[place] = [row for row in rows[place] if content_of(row) not in taken]
+            separate[place] = [row for row in rows[place] if content_of(row) not in taken and row.sha256 not in gone]
             count, whole = len(rows[place]) - len(separate[place]), len(rows[place])
             if count == whole and whole:
                 with faults.gathered():
                     raise DataError(
-                        f"{place}: all {whole} rows stand in the {names} set, too, and {_REASONS[role]}; give "
+                        f"{place}: all {whole} rows stand in the {names} too, and {_REASONS[role]}; give "
                         "other rows, or leave the set out"
                     )
             elif count:
                 notes.append(
-                    f"{place}: {count} of {whole} rows stand in the {names} set, too, and are left out: "
-                    f"{_REASONS[role]}"
+                    f"{place}: {count} of {whole} rows stand in the {names} too, and are left out: {_REASONS[role]}"
                 )
         contents.setdefault(role, set()).update(content_of(row) for place in places for row in separate[place])
     faults.check()

@@ -313,25 +313,13 @@ class RemovedRows:
 def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompter) -> RemovedRows | None:
     """Return the rows of earlier requests to ask again; None if there are no earlier requests, or nothing is scored.
 
-    Earlier requests are those whose vectors are merged, too, and those whose removal the target holds: where it lies in
-    the folder of the run that made it. Their data may be gone, or have changed: such rows are left out, with the
-    reason.
+    Their data may be gone, or have changed: such rows are left out, with the reason.
     """
     if recipe.evaluate is None:
         return None
-    recipes = {run.folder: run.recipe for run in earlier if "forget" in run.vectors}
-    recipes |= {folder: found for folder, found in _runs_in(recipe.target) if folder not in recipes}
+    recipes, hashes, unscored = list_removed(recipe, earlier)
     if not recipes:
         return None
-    hashes, unscored = dict[Path, list[str]](), dict[Path, str]()
-    for folder, theirs in recipes.items():
-        with _reading(folder, unscored):
-            if day := purge_day(folder):
-                unscored[folder] = f"its data was purged on {day}"
-                continue
-            listed = forget_list(folder)  # the run of a baseline has none
-            names = read_hashes(listed) if listed.is_file() else [row.sha256 for row in _load(theirs)]
-            hashes[folder] = list(dict.fromkeys(names))
     most = min(EARLIER_ROWS, recipe.evaluate.limit or EARLIER_ROWS)
     rows, owners = list[Row](), list[Path]()
     for folder, wanted in _draw(hashes, most, recipe.seed).items():
@@ -350,6 +338,33 @@ def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompt
     facts = EarlierFacts(len(recipes), sum(map(len, hashes.values())), None, unscored=reasons)
     lost = "rows of an earlier request cannot be scored again"
     return RemovedRows(questions, owners, facts, [f"{lost} ({folder}): {unscored[folder]}" for folder in unscored])
+
+
+def list_removed(
+    recipe: Recipe, earlier: Sequence[EarlierRun]
+) -> tuple[dict[Path, Recipe], dict[Path, list[str]], dict[Path, str]]:
+    """Return the recipes of earlier requests, the hashes of their rows, and why some are not known, by run.
+
+    Earlier requests are those whose vectors are merged, too, and those whose removal the target holds: where it lies in
+    the folder of the run that made it.
+    """
+    recipes = {run.folder: run.recipe for run in earlier if "forget" in run.vectors}
+    recipes |= {folder: found for folder, found in _runs_in(recipe.target) if folder not in recipes}
+    hashes, unknown = dict[Path, list[str]](), dict[Path, str]()
+    for folder, theirs in recipes.items():
+        with _reading(folder, unknown):
+            if day := purge_day(folder):
+                unknown[folder] = f"its data was purged on {day}"
+                continue
+            listed = forget_list(folder)  # the run of a baseline has none
+            names = read_hashes(listed) if listed.is_file() else [row.sha256 for row in _load(theirs)]
+            hashes[folder] = list(dict.fromkeys(names))
+    return recipes, hashes, unknown
+
+
+def removed_hashes(recipe: Recipe, earlier: Sequence[EarlierRun]) -> set[str]:
+    """Return the hashes of the rows that earlier requests removed, as far as they are known."""
+    return set().union(*list_removed(recipe, earlier)[1].values())
 
 
 def _load(recipe: Recipe) -> list[Row]:

@@ -30,6 +30,7 @@ from msa_lite.pipeline.prepare.earlier import (
     check_rows,
     draw_removed,
     open_earlier,
+    removed_hashes,
 )
 from msa_lite.pipeline.prepare.lengths import FILTER, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.models import check_readings, find_models, open_models, open_reader
@@ -254,7 +255,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     earlier = open_earlier(recipe)
     found = find_models(recipe, scope.start)
     data, all_rows = load_data(recipe)
-    all_rows, notes = separate_sets(all_rows)
+    all_rows, notes = separate_sets(all_rows, removed_hashes(recipe, earlier))
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
     check_mode(recipe.vector.mode, compute=recipe.vector.compute)

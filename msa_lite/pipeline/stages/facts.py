@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,10 +98,11 @@ class Facts:
         return rows.tokens / rows.count if rows and rows.count else 0.0
 
 
-def find_facts(recipe: Recipe, samples: bool = True) -> Facts:
-    """Find models and rows of a recipe. samples: as of `fit_rows`. Raise UsageError where no model's sizes are known.
+def find_facts(recipe: Recipe, samples: bool = True, removed: Collection[str] = ()) -> Facts:
+    """Find models and rows of a recipe. samples: as of `fit_rows`. removed: as of `separate_sets`.
 
     A model that is not here yet has the published sizes of its family, or those of the other model; a note says so.
+    Raise UsageError where no model's sizes are known.
     """
     if recipe.demo is not None and not has_history(recipe):
         return _demo_facts(recipe)
@@ -115,7 +116,7 @@ def find_facts(recipe: Recipe, samples: bool = True) -> Facts:
         shapes = {**models.shapes, "prior": models.shapes.get("prior", models.shapes["target"])}
         roles = [role for role in WRITTEN_OUT if role in names and not (recipe.folder / role).is_dir()]
         written_out = sum(shapes[role].stored for role in roles if written_out_as(names[role]))
-        sources, rows = _load_rows(recipe, models.notes, samples)
+        sources, rows = _load_rows(recipe, models.notes, samples, removed)
         examples = _encode_rows(recipe, sources, rows, models, samples)
     facts = {name: RowFacts.of(set_examples) for name, set_examples in examples.items()}
     questions = _count_questions(recipe, {place: len(set_rows) for place, set_rows in rows.items()})
@@ -192,7 +193,9 @@ def _loadable(checkpoint: Checkpoint) -> Checkpoint:
     return dequantised(checkpoint)
 
 
-def _load_rows(recipe: Recipe, notes: list[str], samples: bool) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
+def _load_rows(
+    recipe: Recipe, notes: list[str], samples: bool, removed: Collection[str]
+) -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return sources and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
 
     Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`, and
@@ -211,7 +214,7 @@ def _load_rows(recipe: Recipe, notes: list[str], samples: bool) -> tuple[dict[st
     faults.check()
     for reason, places in absent.items():
         notes.append(f"{' and '.join(places)} rows could not be read ({reason}){'' if '.' in places[0] else _AS_LONG}")
-    rows, left_out = separate_sets(rows)
+    rows, left_out = separate_sets(rows, removed)
     notes += left_out
     if not absent:
         notes += limits_of_evidence(recipe, rows, samples)

@@ -28,7 +28,7 @@ from msa_lite.merger.checks.memory import parse_size
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.baseline.settings import Setting, baseline_scope
 from msa_lite.pipeline.baseline.trials import Trials
-from msa_lite.pipeline.prepare.earlier import open_earlier
+from msa_lite.pipeline.prepare.earlier import open_earlier, removed_hashes
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, check_fit_ahead, written_out_as
 from msa_lite.pipeline.prepare.prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare.questions import terms_left_out
@@ -266,8 +266,7 @@ def _gpu_of(size: str | int) -> Device:
 
 def _checked_facts(recipe: Recipe, scope: Scope) -> Facts:
     """Return models and rows of a recipe. Raise what a run would raise for its earlier requests and its fits."""
-    open_earlier(recipe)
-    facts = find_facts(recipe, scope.sample)
+    facts = find_facts(recipe, scope.sample, removed_hashes(recipe, open_earlier(recipe)))
     check_fit_ahead(recipe, facts.heads)
     return facts
 
