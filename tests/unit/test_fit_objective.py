@@ -243,6 +243,9 @@ def test_a_step_is_the_plain_loss_and_h_times_the_divergence(
 
     assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
     assert float(torch.cat(apart).mean()) > 1e-3  # of a divergence that counts
+    drawn_so_far = {*(row for epoch in range(3) for row in draw_rows(len(ROWS), len(RETAIN), 0, epoch).tolist())}
+    assert (len(objective._states) == len(drawn_so_far)) == (room > 1)
+    assert bool(objective._states) == (room > 0)
     for parameter, gradient in zip(trained, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient.to(parameter.dtype), rtol=1e-3, atol=1e-5)
     objective.release()
