@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_425,
     "modules": 285,
-    "lines of the tests": 43_897,
+    "lines of the tests": 43_900,
     "words of the docs": 49_998,
     "commands": 24,
     "options": 110,
