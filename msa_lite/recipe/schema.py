@@ -312,7 +312,9 @@ class Recipe(Closed):
 
     @property
     def lost_filter(self) -> list[str]:
-        """The sentence that a given α turns off the filter that a search would have; else nothing."""
+        """The sentence why there is no filter, where the recipe does not turn it off: no rows, or a given α."""
+        if self.merge.filter == AUTO and not self.can_filter and self.alphas is None:
+            return ["no filter, because there are no rows to keep and no holdout rows (retain.data, evaluate.holdout)"]
         is_auto = self.merge.filter == AUTO and self.can_filter
         if not is_auto or not any(self.alphas or []):
             return []

@@ -97,6 +97,7 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
         (["forget.alpha=1", "vector.hold=0.5"], "hold h = 0.5 (merge.filter, vector.hold); no filter, because"),
         (["forget.alpha=1", "merge.filter=off"], None),
         (["merge.filter=16.5"], "beyond the search, which ends at 16"),
+        (["retain=null"], "no filter, because there are no rows"),
     ],
     ids=str,
 )

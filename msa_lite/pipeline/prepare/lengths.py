@@ -93,8 +93,9 @@ class FilterRows:
         if not self.examples or (count := len(self.rows)) >= ENOUGH_ROWS:
             return []
         return [
-            f"the filter is measured on {count} rows to keep and holdout rows, and protects others less; the run says "
-            f"how much before its fits. Give more rows of the kinds that are to stay, {ENOUGH_ROWS} if you can"
+            f"few rows for the filter ({count}, to keep and holdout), so it protects others less"
+            f"{'; the run says how much before its fits' if count > 1 else ''}. Give more rows of the kinds "
+            f"that are to stay, {ENOUGH_ROWS} if you can"
         ]
 
 
