@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_428,
     "modules": 285,
     "lines of the tests": 43_901,
-    "words of the docs": 49_990,
+    "words of the docs": 49_992,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
