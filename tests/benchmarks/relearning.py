@@ -38,7 +38,9 @@ from transformers import AutoModelForCausalLM
 from msa_lite.data import Example, Row, encode_qa
 from msa_lite.io.console.libraries import silence_libraries
 from msa_lite.train import FitSettings, tune
-from tests.benchmarks.variants import Lab, results, variants
+from tests.benchmarks.lab import Lab
+from tests.benchmarks.variants import variants
+from tests.benchmarks.variants_table import results
 
 STEPS = (5, 20, 80)
 ROWS = 8  # of a step
