@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_428,
     "modules": 285,
-    "lines of the tests": 43_901,
+    "lines of the tests": 43_925,
     "words of the docs": 49_992,
     "commands": 24,
     "options": 110,
