@@ -252,13 +252,10 @@ def test_a_run_on_another_target_is_refused_with_both_named(
     assert prepared(second | {"target": str(moved)}).earlier
 
 
-def test_rows_of_an_earlier_request_are_told(
-    second: dict[str, Any], first: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_of_an_earlier_request_are_told(second: dict[str, Any], first: Path, tmp_path: Path) -> None:
     rows = [(tmp_path / "rows-1.jsonl").read_text(), (first.parent / "rows-0.jsonl").read_text().splitlines(True)[0]]
     (tmp_path / "rows-1.jsonl").write_text("".join(rows))
-    prepared(second)
-    assert "1 of the 10 rows to forget are among those of the earlier request" in caplog.text
+    assert f"1 of the 10 rows to forget are among those of the earlier request {first}" in str(prepared(second).notes)
 
 
 def test_rows_of_an_earlier_request_are_not_kept(

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from msa_lite.choose.validation import FEWEST
 from msa_lite.data import Row, sample_rows
-from msa_lite.errors import DataError, Faults
+from msa_lite.errors import DataError, Faults, UsageError
 from msa_lite.evals.engine.answers import normalise
 from msa_lite.io.files.writing import digest
+from msa_lite.pipeline.prepare.earlier import EarlierRun
 from msa_lite.recipe import Recipe
 
 _REASONS = {
@@ -51,6 +52,27 @@ def separate_sets(
         contents.setdefault(role, set()).update(content_of(row) for place in places for row in separate[place])
     faults.check()
     return separate, notes
+
+
+def compare_with_earlier(rows: Iterable[Row], earlier: Iterable[EarlierRun]) -> list[str]:
+    """Return a sentence for each earlier request that removes some of these rows to forget, too.
+
+    Raise UsageError if one of them removes all.
+    """
+    hashes, notes = {row.sha256 for row in rows}, []
+    for run in earlier:
+        common = hashes.intersection(run.rows if "forget" in run.vectors else ())
+        if common == hashes:
+            raise UsageError(
+                f"forget.data: {run.folder} removes all these {len(hashes)} rows already, so this request would "
+                "subtract them twice; give other rows, or take that run out of `earlier`"
+            )
+        if common:
+            notes.append(
+                f"{len(common)} of the {len(hashes)} rows to forget are among those of the earlier request "
+                f"{run.folder}, so they count twice"
+            )
+    return notes
 
 
 def each_once(rows: Sequence[Row]) -> list[Row]:

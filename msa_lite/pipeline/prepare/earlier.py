@@ -268,23 +268,6 @@ def _same_model(run: EarlierRun, name: str, source: Source) -> bool:
     return same_weights(load_checkpoint(model.folder), load_checkpoint(source.folder))
 
 
-def check_rows(runs: Sequence[EarlierRun], rows: Sequence[Row]) -> None:
-    """Raise UsageError if an earlier request removes the same rows already. Warn where some of them are the same."""
-    new = {row.sha256 for row in rows}
-    for run in runs:
-        common = new.intersection(run.rows if "forget" in run.vectors else ())
-        if common == new:
-            raise UsageError(
-                f"forget.data: {run.folder} removes all these {len(new)} rows already, so this request would subtract "
-                "them twice; give other rows, or take that run out of `earlier`"
-            )
-        if common:
-            logger.warning(
-                "%d of the %d rows to forget are among those of the earlier request %s, so they count twice",
-                len(common), len(new), run.folder,
-            )  # fmt: skip
-
-
 EARLIER_ROWS = 60
 """The most rows of earlier requests that a run asks its models; `evaluate.limit` may set fewer. Fixed before any score
 was seen: if none of 60 is recited, and none by a control of 60, the difference is below 4 points (`least_bound`)."""
@@ -306,8 +289,6 @@ class RemovedRows:
     """The folder of the run that removed each row of the sample."""
     facts: EarlierFacts
     """The counts of requests and rows, and why rows of a request cannot be asked; nothing is scored yet."""
-    notes: Sequence[str]
-    """A sentence for each request whose rows cannot be asked."""
 
 
 def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompter) -> RemovedRows | None:
@@ -336,8 +317,7 @@ def draw_removed(recipe: Recipe, earlier: Sequence[EarlierRun], prompter: Prompt
     questions = load_qa({EARLIER_SET: named}, prompter, recipe.evaluate.max_new_tokens, _SPLIT) if named else None
     reasons = {os.path.abspath(folder): reason for folder, reason in unscored.items()}
     facts = EarlierFacts(len(recipes), sum(map(len, hashes.values())), None, unscored=reasons)
-    lost = "rows of an earlier request cannot be scored again"
-    return RemovedRows(questions, owners, facts, [f"{lost} ({folder}): {unscored[folder]}" for folder in unscored])
+    return RemovedRows(questions, owners, facts)
 
 
 def list_removed(

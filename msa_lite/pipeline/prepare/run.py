@@ -22,12 +22,11 @@ from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.hub import Source
-from msa_lite.pipeline.prepare.division import separate_sets
+from msa_lite.pipeline.prepare.division import compare_with_earlier, separate_sets
 from msa_lite.pipeline.prepare.earlier import (
     EarlierRun,
     RemovedRows,
     check_earlier,
-    check_rows,
     draw_removed,
     open_earlier,
     removed_hashes,
@@ -271,7 +270,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     fitted = fit_rows(recipe, data, all_rows, prompter, scope.sample)
     learnt = fitted.learnt
     notes += fitted.notes
-    check_rows(earlier, learnt["forget"])
+    notes += compare_with_earlier(learnt["forget"], earlier)
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, fitted.rows, scope.choice, prompter)
     notes += terms_left_out(recipe) if questions.validation else []
@@ -281,7 +280,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     notes += spared.notes if any(recipe.filters) else []
     examples = {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
     if removed := draw_removed(recipe, earlier, prompter):
-        notes += removed.notes
+        notes += removed.facts.notes
     _check_ids(sources, examples, [questions.validation, questions.test, removed.questions if removed else None])
     return Run(
         recipe=recipe,

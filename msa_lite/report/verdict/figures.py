@@ -282,7 +282,7 @@ class EarlierFacts:
     @property
     def notes(self) -> list[str]:
         """Return a line for each request whose rows could not all be asked."""
-        return [f"{run}: rows not scored again: {reason}" for run, reason in self.unscored.items()]
+        return [f"rows of the earlier request {run} are not scored again: {why}" for run, why in self.unscored.items()]
 
     def renamed(self, names: Mapping[str, str]) -> EarlierFacts:
         """Return the same with other names for the folders of runs, where there are some."""
