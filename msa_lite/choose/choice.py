@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.choose.rules import LeastExtraction, Metrics, Rank, highest_rank
-from msa_lite.choose.search import StrengthSearch, gentleness
+from msa_lite.choose.search import SMALLEST, StrengthSearch, gentleness
 from msa_lite.choose.validation import WHOLE, Validation
 from msa_lite.errors import NotFiniteError, StageError, join_faults
 from msa_lite.evals.benchmarks.benchmark import Benchmark
@@ -303,29 +303,44 @@ def strength_advice(
     if "alpha" not in values:
         hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
         return [hint] if rank.aim == "gentler" else []
-    # The same α forgets more or less with another λ. λ has no such edges: beyond the search's, histories were farther.
+    # The same α forgets more or less with another λ. No λ below the smallest is advised: a weaker filter, or none, was
+    # farther from the ideal in all histories.
     beside = [(c, r) for c, r in zip(candidates, ranks, strict=True) if c.get("filter") == values.get("filter")]
     tried = {key: sorted({float(c[key]) for c, _ in beside if key in c}) for key in ("alpha", "beta")}
     several = {key for key, numbers in tried.items() if len(numbers) > 1}
     largest = sorted(key for key in several if values[key] == tried[key][-1])
     smallest = sorted(key for key in several if values[key] == tried[key][0] > 0)
+    strength, filters = values.get("filter") or 0.0, {c.get("filter") or 0.0 for c in candidates}
+    further = []
+    if len(filters) > 1 and strength == max(filters):
+        further = [f"λ {strength:g} is the largest tried; a larger one may be better (merge.filter={4 * strength:g})"]
     if rank.aim is None:
         edges = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
-        return edges + [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
+        edges += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
+        return edges + further
     if rank.aim == "enough":
         return []
     aims = {other.aim if isinstance(other, Rank) else "gentler" for _, other in beside}
-    last, strength = tried["alpha"][-1], values.get("filter")
+    first, last = tried["alpha"][0], tried["alpha"][-1]
     given = f" merge.filter={strength:g}" if strength else ""
+    smaller = f"forget.alpha=[{first / 4:g}, {first / 2:g}, {first:g}]{given}"
     larger = f"forget.alpha=[{last:g}, {1.5 * last:g}, {2 * last:g}]{given}"
     if "neither" in aims or aims >= {"stronger", "gentler"}:
         instead = f". Try {', or '.join(remedies)}" if remedies else ""
         return [
             f"gentler points know too much, stronger ones lose too much{instead}",
             *(f"{key} {values[key]:g} is the largest tried; a larger one may be nearer" for key in largest),
+            *further,
+        ]
+    if rank.aim == "gentler" and first <= SMALLEST:
+        return [
+            f"even alpha {first:g} loses too much, and no smaller one was tried. The forget vector may have learnt too "
+            "much, see its loss: fit it shorter (vector.epochs), at a lower vector.learning_rate, or try smaller "
+            f"alphas ({smaller})",
+            *further,
         ]
     if rank.aim == "gentler":
-        return [f"no alpha below {tried['alpha'][0]:g} was tried; a smaller one may keep more"]
+        return [f"no alpha below {first:g} was tried; a smaller one may keep more ({smaller})", *further]
     if rank.kept > _UNTOUCHED:
         return [
             f"no point forgets, up to alpha {last:g}, and all of them keep enough. The forget vector may have learnt "

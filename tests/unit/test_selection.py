@@ -134,6 +134,7 @@ def advice(ranks: Ranks, best: tuple[float, ...]) -> list[str]:
 
 
 BOTH_LOSE = "gentler points know too much, stronger ones lose too much. Try vector.mode full, or more retain rows"
+LAST_FILTER = "λ 16 is the largest tried; a larger one may be better (merge.filter=64)"
 CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
     "enough at the largest": ({(0.5, 0.0): weak(), (1.0, 0.0): ENOUGH}, (1.0, 0.0), []),
     "enough at the smallest": ({(0.5, 0.5): ENOUGH, (1.0, 0.5): LOST}, (0.5, 0.5), []),
@@ -154,7 +155,7 @@ CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
     ),
     "lost at the smallest": (
         {(0.5, 0.0): LOST, (1.0, 0.0): "no numbers"}, (0.5, 0.0),
-        ["no alpha below 0.5 was tried; a smaller one may keep more"],
+        ["no alpha below 0.5 was tried; a smaller one may keep more (forget.alpha=[0.125, 0.25, 0.5])"],
     ),
     "a rule that only orders": (
         {(0.5, 0.5): Rank(True, 0.1), (1.0, 1.0): Rank(True, 0.2)}, (1.0, 1.0),
@@ -166,7 +167,28 @@ CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
     ),
     "only orders, with λ": (
         {(1.0, 0.0, 4.0): Rank(True, 0.2), (2.0, 0.0, 4.0): Rank(True, 0.1), (1.0, 0.0, 16.0): Rank(True, 0.3),
-         (0.5, 0.0, 16.0): Rank(True, 0.2)}, (1.0, 0.0, 16.0), ["alpha 1 is the largest tried"],
+         (0.5, 0.0, 16.0): Rank(True, 0.2)}, (1.0, 0.0, 16.0), ["alpha 1 is the largest tried", LAST_FILTER],
+    ),
+    "lost at the smallest of the search": (
+        {(0.0625, 0.0): LOST, (0.12, 0.0): LOST}, (0.0625, 0.0),
+        ["even alpha 0.0625 loses too much, and no smaller one was tried"],
+    ),
+    "lost at both ends of the search": (
+        {(0.12, 0.0, 4.0): LOST, (0.12, 0.0, 16.0): LOST, (0.0625, 0.0, 16.0): LOST}, (0.0625, 0.0, 16.0),
+        ["forget.alpha=[0.015625, 0.03125, 0.0625] merge.filter=16", LAST_FILTER],
+    ),
+    **{
+        f"both lose, with λ = {best:g}": (
+            {(alpha, 0.0, λ): rank for λ in (4.0, 16.0) for alpha, rank in ((0.5, weak()), (1.0, LOST))},
+            (0.5, 0.0, best), [BOTH_LOSE, *told],
+        )
+        for best, told in ((4.0, []), (16.0, [LAST_FILTER]))
+    },
+    "both lose with the only λ": (
+        {(0.5, 0.0, 16.0): weak(), (1.0, 0.0, 16.0): LOST}, (0.5, 0.0, 16.0), [BOTH_LOSE],
+    ),
+    "enough with the largest λ": (
+        {(0.5, 0.0, 4.0): weak(), (0.5, 0.0, 16.0): ENOUGH}, (0.5, 0.0, 16.0), [],
     ),
 }  # fmt: skip
 
