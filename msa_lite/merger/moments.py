@@ -60,7 +60,7 @@ class Moments:
         """Return the forecast at one λ, with its sentence; empty without one."""
         if (ratio := self.unseen.get("ratios", {}).get(f"{strength:g}")) is None:
             return {}
-        facts = {"rows": self.unseen["rows"], "ratios": {f"{strength:g}": ratio}}
+        facts = {**self.unseen, "ratios": {f"{strength:g}": ratio}}
         return facts | {"sentence": unseen_sentence(facts)}
 
     def filter_of(self, root: str, files: Files) -> Filter:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose.validation import FEWEST, PASSAGE, divide_rows
-from msa_lite.data import DataSource, Row, sample_rows
+from msa_lite.data import DataSource, Example, Row, sample_rows
 from msa_lite.errors import DataError
 from msa_lite.evals.benchmarks.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.benchmarks.muse import MUSE
@@ -20,7 +20,7 @@ from msa_lite.evals.benchmarks.qa import QA, load_qa
 from msa_lite.evals.engine.generate import Decoding
 from msa_lite.pipeline.prepare import lengths
 from msa_lite.pipeline.prepare.division import count_repeated, divide_retain, each_once, separate_sets
-from msa_lite.pipeline.prepare.lengths import find_filter_rows, fit_rows
+from msa_lite.pipeline.prepare.lengths import FilterRows, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.questions import least_bound, limits_of_evidence, load_questions
 from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import (
@@ -366,6 +366,24 @@ def test_a_filter_of_many_rows_draws_evenly_and_rows_about_one_subject_stand_tog
     assert kept != sorted(kept)
     subjects = [index % 20 for index in kept if index < 1000]
     assert subjects == sorted(subjects, key=subjects.index)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "told"),
+    [
+        ([A] * 37, [9] * 37, "few rows for the filter (37,"),
+        ([A] * 37, [9000] * 37, "that are to stay, 200 rows"),
+        ([A] * 200, [9] * 200, ""),
+        ([TEXT], [513] * 2, "few tokens of text for the filter (1,024,"),
+        ([TEXT] * 300, [4] * 300, "that are to stay, 16,000 tokens of text"),
+        ([TEXT], [513] * 32, ""),
+        ([TEXT, *[A] * 200], [513], "few tokens of text for the filter (512,"),
+    ],
+)
+def test_few_rows_of_a_filter_are_told_and_of_texts_their_tokens(rows: list[Row], sizes: list[int], told: str) -> None:
+    notes = FilterRows(rows, [Example(0, [7] * size, [7] * size) for size in sizes]).notes
+    assert len(notes) == bool(told)
+    assert told in "".join(notes)
 
 
 def test_rows_without_room_for_an_answer_stay_out_of_the_filter() -> None:

@@ -115,11 +115,15 @@ def test_what_a_filter_leaves_on_rows_that_it_never_saw_needs_no_other_filter(
 
 
 def test_the_forecast_is_told_with_what_more_rows_would_bring() -> None:
-    told = unseen_sentence({"rows": 50, "ratios": {"1": 1.8, "4": 2.6}})
+    told = unseen_sentence({"rows": 50, "unit": "rows", "ratios": {"1": 1.8, "4": 2.6}})
     assert "these 50 rows" in told
     assert "1.8, 2.6 times" in told
     assert "200 would bring it to about 1.2, 1.4" in told
-    assert "would bring" not in unseen_sentence({"rows": 200, "ratios": {"1": 1.2}})
+    assert "would bring" not in unseen_sentence({"rows": 200, "unit": "rows", "ratios": {"1": 1.2}})
+    told = unseen_sentence({"rows": 50, "unit": "passages", "ratios": {"1": 1.8}})
+    assert "these 50 passages" in told
+    assert "left on passages" in told
+    assert "would bring" not in told, "tokens decide"
 
 
 ROWS = {

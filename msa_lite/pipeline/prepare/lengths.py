@@ -16,10 +16,11 @@ from msa_lite.data import DataSource, Example, Prompter, Row, encode, encode_qa,
 from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.console.progress import muted
-from msa_lite.merger.unseen import ENOUGH_ROWS
+from msa_lite.merger.unseen import ENOUGH_ROWS, ENOUGH_TOKENS
 from msa_lite.pipeline.prepare.division import among, divide_retain, each_once, words_of
 from msa_lite.pipeline.prepare.questions import WhenToChoose, divide, is_divided, scored_rows
 from msa_lite.recipe import Recipe
+from msa_lite.train.objectives.rows import count_labels
 
 LEARNT = ("forget", "retain")  # the places of rows that vectors learn
 FILTER = "filter"  # the name of those that a filter leaves as they are, among examples
@@ -89,14 +90,22 @@ class FilterRows:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence that there are few rows, if so."""
-        if not self.examples or (count := len(self.rows)) >= ENOUGH_ROWS:
+        """A sentence that there are few rows, or few tokens of text, if so."""
+        count, enough, unit = len(self.rows), ENOUGH_ROWS, name_rows(self.rows)
+        if unit == "passages":
+            count, enough, unit = sum(map(count_labels, self.examples)), ENOUGH_TOKENS, "tokens of text"
+        if not self.examples or count >= enough:
             return []
         return [
-            f"few rows for the filter ({count}, to keep and holdout), so it protects others less"
-            f"{'; the run says how much before its fits' if count > 1 else ''}. Give more rows of the kinds "
-            f"that are to stay, {ENOUGH_ROWS} if you can"
+            f"few {unit} for the filter ({count:,}, to keep and holdout), so it protects others less"
+            f"{'; the run says how much before its fits' if len(self.examples) > 1 else ''}. Give more of the kinds "
+            f"that are to stay, {enough:,} {unit} if you can"
         ]
+
+
+def name_rows(rows: Sequence[Row]) -> str:
+    """Return what the examples of these rows are: "passages" where there is a text, else "rows"."""
+    return "passages" if any(row.text for row in rows) else "rows"
 
 
 def find_filter_rows(
