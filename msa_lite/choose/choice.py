@@ -327,6 +327,8 @@ def strength_advice(
     larger = f"forget.alpha=[{last:g}, {1.5 * last:g}, {2 * last:g}]{given}"
     if "neither" in aims or aims >= {"stronger", "gentler"}:
         instead = f". Try {', or '.join(remedies)}" if remedies else ""
+        if "alpha" in smallest and rank.aim != "stronger":
+            further.insert(0, f"alpha {first:g} is the smallest tried; a smaller one may be nearer ({smaller})")
         return [
             f"gentler points know too much, stronger ones lose too much{instead}",
             *(f"{key} {values[key]:g} is the largest tried; a larger one may be nearer" for key in largest),

@@ -184,6 +184,10 @@ CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
         )
         for best, told in ((4.0, []), (16.0, [LAST_FILTER]))
     },
+    "neither at the smallest": (
+        {(0.0625, 0.0, 4.0): NEITHER, (0.12, 0.0, 4.0): LOST}, (0.0625, 0.0, 4.0),
+        [BOTH_LOSE, "alpha 0.0625 is the smallest tried; a smaller one may be nearer (forget.alpha=[0.015625, "],
+    ),
     "both lose with the only λ": (
         {(0.5, 0.0, 16.0): weak(), (1.0, 0.0, 16.0): LOST}, (0.5, 0.0, 16.0), [BOTH_LOSE],
     ),
