@@ -334,15 +334,10 @@ def strength_advice(
             *(f"{key} {values[key]:g} is the largest tried; a larger one may be nearer" for key in largest),
             *further,
         ]
-    if rank.aim == "gentler" and first <= SMALLEST:
-        return [
-            f"even alpha {first:g} loses too much, and no smaller one was tried. The forget vector may have learnt too "
-            "much, see its loss: fit it shorter (vector.epochs), at a lower vector.learning_rate, or try smaller "
-            f"alphas ({smaller})",
-            *further,
-        ]
     if rank.aim == "gentler":
-        return [f"no alpha below {first:g} was tried; a smaller one may keep more ({smaller})", *further]
+        shorter = "; the forget vector may have learnt too much: fit it shorter (vector.epochs), or at a lower rate"
+        why = shorter if first <= SMALLEST else ""
+        return [f"no alpha below {first:g} was tried; a smaller one may keep more ({smaller}){why}", *further]
     if rank.kept > _UNTOUCHED:
         return [
             f"no point forgets, up to alpha {last:g}, and all of them keep enough. The forget vector may have learnt "

@@ -91,7 +91,7 @@ class FilterRows:
     @property
     def notes(self) -> list[str]:
         """A sentence that there are few rows, or few tokens of text, if so."""
-        count, enough, unit = len(self.rows), ENOUGH_ROWS, name_rows(self.rows)
+        count, enough, unit = len(self.rows), ENOUGH_ROWS, rows_or_passages(self.rows)
         if unit == "passages":
             count, enough, unit = sum(map(count_labels, self.examples)), ENOUGH_TOKENS, "tokens of text"
         if not self.examples or count >= enough:
@@ -103,7 +103,7 @@ class FilterRows:
         ]
 
 
-def name_rows(rows: Sequence[Row]) -> str:
+def rows_or_passages(rows: Sequence[Row]) -> str:
     """Return what the examples of these rows are: "passages" where there is a text, else "rows"."""
     return "passages" if any(row.text for row in rows) else "rows"
 

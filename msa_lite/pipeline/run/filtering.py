@@ -21,7 +21,7 @@ from msa_lite.io.weights.hub import Source, fetch
 from msa_lite.merger.filtering import filter_inputs, filter_settings, filter_vectors
 from msa_lite.merger.moments import MOMENTS_FOLDER, SIDES
 from msa_lite.merger.unseen import Unseen, unseen_sentence
-from msa_lite.pipeline.prepare.lengths import FILTER, name_rows
+from msa_lite.pipeline.prepare.lengths import FILTER, rows_or_passages
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.vectors import vector_start
 from msa_lite.pipeline.stages.costs import asking_cost, trained_weights
@@ -159,7 +159,7 @@ def measure_moments(run: Run, progress: Progress) -> Path:
     names, pad = load_checkpoint(target.folder).tensors, pad_id(run.prompter.tokenizer)
     spec, strengths = run.recipe.vector, [strength for strength in run.recipe.filters if strength] or AUTO_FILTERS
     targets = "all-linear" if spec.mode == "full" else spec.lora.targets
-    unseen = Unseen(strengths, targets, name_rows(run.spared))
+    unseen = Unseen(strengths, targets, rows_or_passages(run.spared))
 
     def load() -> Any:
         return load_model(target.folder)
