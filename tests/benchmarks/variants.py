@@ -12,7 +12,7 @@ The rules, written down before any score:
   of that rate.
 - Vectors see the forget rows and the retain rows that the run's retain vector has learnt. Of the other retain rows
   every second one chooses, the rest tests. All forget rows choose and test; holdout rows are the control. Moments see
-  all but the rows that test.
+  forget rows, the retain rows that vectors learn, and holdout rows.
 - Scores of a row, teacher-forced: the probability of its answer (per token), all tokens right (as greedy decoding gets
   it), the share of tokens that are right, and the share of the answer's end that is right from some token on.
 - Choice by parity: the point with the least mean of |forget - the target's on holdout rows| and |retain - the
@@ -114,7 +114,9 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
             columns += [Column(f"β = {b:g} α", lambda b=b: [(vector(), -1.0), (added, b)]) for b in (0.5, 1.0)]
         return columns
 
-    spare = lambda: lab.moments("spare", [*lab.rows["learnt"], *lab.rows["choose"], *lab.rows["holdout"]])  # noqa: E731
+    known = [*lab.rows["learnt"], *lab.rows["holdout"]]
+    spare = lambda: lab.moments("known", known)  # noqa: E731
+    seen = lambda: lab.moments("spare", [*lab.rows["learnt"], *lab.rows["choose"], *lab.rows["holdout"]])  # noqa: E731
 
     def filtered(
         vector: Callable[[], Path],
@@ -186,6 +188,7 @@ def variants(lab: Lab) -> Mapping[str, Callable[[], Sequence[Column]]]:
         "msa": lambda: plain(lambda: forget, lambda: retain),
         "msa, filter": lambda: filtered(lambda: forget),
         "held, filter": lambda: filtered(held),
+        "held, filter of choosing rows, too": lambda: filtered(held, seen),
         "held, filter of before": lambda: filtered(held, lab.moments, strengths=STRENGTHS[:2]),
         "held, token-wise filter": by_token,
         "held, filter, noise and distillation": noisy,

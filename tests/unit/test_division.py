@@ -297,7 +297,7 @@ def filter_rows(recipe: Recipe, rows: dict[str, list[Row]], choice: Any = True) 
     """The questions or texts of the rows that a filter is measured on, and those that the final scores keep."""
     prompter = make_prompter()
     fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, prompter)
-    spared = find_filter_rows(recipe, fitted, prompter, choice)
+    spared = find_filter_rows(recipe, fitted, prompter)
     test = load_questions(recipe, fitted.rows, choice, prompter).test
     final = test.sets["retain"].items if test and "retain" in test.sets else []
     assert sorted(row.thread for row in spared.rows) == sorted({row.thread for row in spared.rows}), "each once"
@@ -316,39 +316,36 @@ LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)
 @pytest.mark.parametrize(
     ("changes", "rows", "choice", "counts"),  # of rows in the filter, and in the final scores
     [
-        ({}, {"retain": make_rows(60)}, True, (10 + 25 + 20, 25)),  # the sample, the choice's half, holdout rows
-        ({"merge": {"filter": "off"}}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
-        ({"evaluate": {"ideal": "i", "limit": 20}}, {"retain": make_rows(60)}, True, (10 + 30 + 10 + 20, 10)),
+        ({}, {"retain": make_rows(60)}, True, (10 + 20, 25)),  # the sample and holdout rows
+        ({}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
+        ({"evaluate": {"ideal": "i", "limit": 20}}, {"retain": make_rows(60)}, True, (10 + 30 + 20, 10)),
         ({}, {"retain": make_rows(21)}, True, (10 + 20, 11)),  # too few left: all are scored; one seed draws both
-        (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(20, 300)}, True, (60 + 10 + 20, 10)),
+        (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(20, 300)}, True, (60 + 20, 10)),
         (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(11, 300)}, True, (60 + 20, 11)),
-        (OTHERS, {"retain": make_rows(60) + TWINS, "evaluate.retain": make_rows(20, 300)}, True, (60 + 10 + 20, 10)),
+        (OTHERS, {"retain": make_rows(60) + TWINS, "evaluate.retain": make_rows(20, 300)}, True, (60 + 20, 10)),
         ({"retain": None, "evaluate": {"holdout": {"path": "h"}}}, {}, True, (20, 0)),
         ({"retain": {"data": {"path": "r"}}}, {"retain": make_rows(60)}, True, (60 + 20, 30)),  # no others to score
         (UNSCORED, {"retain": make_rows(60)}, False, (60 + 20, 0)),
         ({"evaluate": {"benchmark": "tofu", "ideal": "i"}}, {"retain": make_rows(60)}, None, (10 + 20, 0)),
-        (OTHERS, {"retain": make_rows(60), "evaluate.retain": LONG}, True, (60 + 15 + 20, 15)),
+        (OTHERS, {"retain": make_rows(60), "evaluate.retain": LONG}, True, (60 + 20, 15)),
     ],
     ids=["a sample", "no choice", "a limit", "few left", "others are scored", "few others", "twins of others",
          "none to keep", "no sample", "nothing scored", "published", "texts"],
 )  # fmt: skip
-def test_a_filter_sees_all_rows_but_those_that_final_scores_keep(
+def test_a_filter_sees_all_rows_but_those_that_choose_or_are_kept_at_the_end(
     changes: dict[str, Any], rows: dict[str, list[Row]], choice: bool | None, counts: tuple[int, int]
 ) -> None:
     recipe = make_recipe(**changes)
     whole = {"forget": make_rows(10, 1000), "evaluate.holdout": make_rows(20, 2000), **rows}
     if choice is None:  # its own questions are not at hand
         fitted = fit_rows(recipe, dict.fromkeys(whole, DataSource("x")), whole, make_prompter())
-        measured, final = (
-            find_filter_rows(recipe, fitted, make_prompter(), True, [f"Q{i}!" for i in range(60)]).rows,
-            set(),
-        )
-        seen = {row.question for row in measured}
+        asked, final = [f"Q{i}!" for i in range(60)], set()
+        seen = {row.question for row in find_filter_rows(recipe, fitted, make_prompter(), asked).rows}
     else:
         seen, final = filter_rows(recipe, whole, choice)
         given = {"forget": {"data": {"path": "f"}, "alpha": 2}, "merge": {"filter": 4}}
-        if choice:  # with α and λ given, the vectors of the search serve, and scores are of the same rows
-            assert filter_rows(make_recipe(**changes | given), whole, False) == (seen, final)
+        if choice:  # with α and λ given, the vectors of the search serve
+            assert filter_rows(make_recipe(**changes | given), whole, False)[0] == seen
     assert (len(seen), len(final) * (choice is not None)) == counts
     assert not {question.lower() for question in seen} & final or "data" in changes.get("retain", {}), "kept rows"
     assert not {f"q{1000 + i}" for i in range(10)} & seen, "rows to forget"
@@ -361,7 +358,7 @@ def test_a_filter_of_many_rows_draws_evenly_and_rows_about_one_subject_stand_tog
     rows = {"forget": make_rows(10, 1000), "retain": retain, "evaluate.holdout": holdout}
     recipe, prompter = make_recipe(**UNSCORED), make_prompter()
     fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, prompter)
-    kept = [example.index for example in find_filter_rows(recipe, fitted, prompter, False).examples]
+    kept = [example.index for example in find_filter_rows(recipe, fitted, prompter).examples]
     assert (len(kept), sum(index < 1000 for index in kept)) == (40, 30)
     assert kept != sorted(kept)
     subjects = [index % 20 for index in kept if index < 1000]
@@ -390,10 +387,10 @@ def test_rows_without_room_for_an_answer_stay_out_of_the_filter() -> None:
     recipe = make_recipe(retain=None, vector={"max_length": 40}, evaluate={"holdout": {"path": "h"}})
     rows = {"forget": [A], "evaluate.holdout": [Row(0, "Who? " * 90, "I."), Row(1, "Who?", "I. " * 90), C]}
     fitted = fit_rows(recipe, dict.fromkeys(rows, DataSource("x")), rows, make_prompter())
-    assert {e.index for e in find_filter_rows(recipe, fitted, make_prompter(), True).examples} == {1, C.index}
+    assert {e.index for e in find_filter_rows(recipe, fitted, make_prompter()).examples} == {1, C.index}
     fitted = replace(fitted, rows={**fitted.rows, "evaluate.holdout": rows["evaluate.holdout"][:1]})
     with pytest.raises(DataError, match="no rows to keep with room for an answer"):
-        find_filter_rows(recipe, fitted, make_prompter(), True)
+        find_filter_rows(recipe, fitted, make_prompter())
 
 
 def test_a_row_that_stands_twice_is_counted_once() -> None:

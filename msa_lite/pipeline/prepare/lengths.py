@@ -18,7 +18,7 @@ from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.console.progress import muted
 from msa_lite.merger.unseen import ENOUGH_ROWS, ENOUGH_TOKENS
 from msa_lite.pipeline.prepare.division import among, divide_retain, each_once, words_of
-from msa_lite.pipeline.prepare.questions import WhenToChoose, divide, is_divided, scored_rows
+from msa_lite.pipeline.prepare.questions import scored_rows
 from msa_lite.recipe import Recipe
 from msa_lite.train.objectives.rows import count_labels
 
@@ -108,22 +108,17 @@ def rows_or_passages(rows: Sequence[Row]) -> str:
     return "passages" if any(row.text for row in rows) else "rows"
 
 
-def find_filter_rows(
-    recipe: Recipe,
-    fitted: FittedRows,
-    prompter: Prompter,
-    choice: WhenToChoose,
-    asked: Collection[str] = (),
-) -> FilterRows:
-    """Return all rows that may tell a filter what to leave: none that a final score counts as a row to keep.
+def find_filter_rows(recipe: Recipe, fitted: FittedRows, prompter: Prompter, asked: Collection[str] = ()) -> FilterRows:
+    """Return all rows that may tell a filter what to leave: none that is scored as a row to keep.
 
-    These are the retain rows that vectors learn, those that a choice is made on, those that nothing else uses, and
-    holdout rows: as inputs, these tell nothing of their answers. choice: as of `load_questions`. asked: the questions
-    of a published benchmark. Rows without room for an answer are left out. Raise DataError where all are.
+    These are the retain rows that vectors learn, those that nothing else uses, and holdout rows: as inputs, these tell
+    nothing of their answers. Rows that choose λ are not among them: they would change less than any others, the more
+    so the smaller λ is. asked: the questions of a published benchmark. Rows without room for an answer are left out.
+    Raise DataError where all are.
     """
     if not recipe.can_filter:
         return FilterRows((), [])
-    parts = _spare_rows(recipe, fitted, choice, asked)
+    parts = _spare_rows(recipe, fitted, asked)
     new = {id(row) for row in each_once([row for _, part in parts for row in part])}
     share = MOST_ROWS / max(MOST_ROWS, len(new))
     rows, groups = list[Row](), dict[Any, list[Example]]()
@@ -144,24 +139,20 @@ def find_filter_rows(
     return FilterRows(rows, examples)
 
 
-def _spare_rows(
-    recipe: Recipe, fitted: FittedRows, choice: WhenToChoose, asked: Collection[str]
-) -> list[tuple[str, list[Row]]]:
+def _spare_rows(recipe: Recipe, fitted: FittedRows, asked: Collection[str]) -> list[tuple[str, list[Row]]]:
     """Return the rows of `find_filter_rows` in parts by their use. A row may be in several."""
-    rows, chosen, final = fitted.rows, list[Row](), list[Row]()
-    scored = scored_rows(recipe, rows) if recipe.evaluate else {}
-    if "forget" in scored and is_divided(recipe, scored, choice):
-        divided = divide(recipe, scored)
-        chosen, final = (part.get("retain", []) for part in (divided.validation, divided.test))
-    if recipe.evaluate and recipe.evaluate.benchmark != OWN:
-        scored, final = {}, []  # it has questions of its own
-    is_scored, is_final, questions = among(scored.get("retain", ())), among(final), set(map(words_of, asked))
-    parts = {"chosen": chosen}
-    for place in ("retain", "evaluate.retain", "evaluate.holdout"):
-        parts[place] = [row for row in rows.get(place, ()) if not is_scored(row)]
+    rows, scored, questions = fitted.rows, dict[str, list[Row]](), set(map(words_of, asked))
+    if recipe.evaluate and recipe.evaluate.benchmark == OWN:
+        scored = scored_rows(recipe, rows)
+    is_scored = among(scored.get("retain", ()))
+    places = ("retain", "evaluate.retain", "evaluate.holdout")
     spare = {
-        place: [row for row in part if not is_final(row) and words_of(row.question or row.text) not in questions]
-        for place, part in parts.items()
+        place: [
+            row
+            for row in rows.get(place, ())
+            if not is_scored(row) and words_of(row.question or row.text) not in questions
+        ]
+        for place in places
     }
     return [("learnt", list(fitted.learnt.get("retain", ()))), *spare.items()]
 

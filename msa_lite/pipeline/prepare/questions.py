@@ -65,8 +65,8 @@ def load_questions(
 
     rows: by their places in the recipe. If a benchmark's own metrics decide the choice, its questions are divided. By
     extraction, the user's questions about the forget and retain set decide, and the benchmark's scores leave these out.
-    The user's holdout rows are in both parts, whole. Without a choice, see `is_divided`. Raise UsageError where a rule
-    lacks a metric, or there are no rows to choose by.
+    The user's holdout rows are in both parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows
+    to choose by.
     """
     settings = recipe.evaluate
     if settings is None:
@@ -150,13 +150,13 @@ def _users_parts(
     """Return both parts of the user's own questions or texts."""
     assert recipe.evaluate is not None
     limit = recipe.evaluate.max_new_tokens
-    if not is_divided(recipe, rows, choice):
+    if choice == "if possible":
+        least = 1 if recipe.select.validation == "auto" else 2
+        choice = "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
+    if not choice:
         if not rows and recipe.evaluate.benchmark == OWN:
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
-    if choice is False:  # the others are the filter's
-        parts = divide(recipe, rows)
-        return Questions(rule, None, load_qa(parts.test, prompter, limit, parts.names[1]))
     parts = _parts(recipe, rows)
     if parts.names[1] == WHOLE and (count := len({row.thread for row in parts.test.get("retain", ())})):
         logger.warning("%d retain rows are too few to divide: choice and final scores are on the same rows", count)
@@ -171,24 +171,6 @@ def questions_of(benchmarks: Iterable[Benchmark]) -> set[str]:
     return {item.fields["question"] for item in items if "question" in item.fields}
 
 
-def is_divided(recipe: Recipe, rows: Mapping[str, list[Row]], choice: WhenToChoose) -> bool:
-    """Check whether final scores leave out a part of the user's rows to keep: for a choice, and for a filter.
-
-    With α given, too, so that the filter sees the same rows as in a search. rows: those to score, by set.
-    """
-    if choice is True or not (choice or any(recipe.filters)):
-        return bool(choice)
-    least = 1 if recipe.select.validation == "auto" else 2
-    return "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
-
-
-def divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
-    """Return the rows to choose by and the rows to score, by set; there may be none of the latter."""
-    assert recipe.evaluate is not None
-    share = recipe.select.validation
-    return divide_rows(rows, None if share == "auto" else share, recipe.seed, recipe.evaluate.limit)
-
-
 def _parts(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
     assert recipe.evaluate is not None
@@ -196,7 +178,8 @@ def _parts(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
         name = recipe.evaluate.benchmark
         short = [f"forget: no questions; give evaluate.forget{f', or select.score: {name}' if name != OWN else ''}"]
     else:
-        parts = divide(recipe, rows)
+        share, limit = recipe.select.validation, recipe.evaluate.limit
+        parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)
         short = [f"{name}: {len(rows[name])} rows" for name, left in parts.test.items() if not left]
         if not short:
             return parts
@@ -309,7 +292,7 @@ def _count(recipe: Recipe, rows: Sequence[Row]) -> int:
     """Return the number of rows that are scored; of a few texts that a choice divides, the passages."""
     assert recipe.evaluate is not None, "the rows are scored"
     rows, limit = each_once(rows), recipe.evaluate.limit
-    are_cut = (recipe.has_choice or any(recipe.filters)) and recipe.select.validation == "auto" and len(rows) < FEWEST
+    are_cut = recipe.has_choice and recipe.select.validation == "auto" and len(rows) < FEWEST
     if are_cut and all(row.text for row in rows):
         passages = sum(max(1, round(len(row.text.split()) / PASSAGE)) for row in rows)
         return min(passages, limit or MOST_PASSAGES)

@@ -276,7 +276,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     notes += terms_left_out(recipe) if questions.validation else []
     for published in questions.published:
         notes += [*published.unasked(), *published.unscored()]
-    spared = find_filter_rows(recipe, fitted, prompter, scope.choice, questions_of(questions.published))
+    spared = find_filter_rows(recipe, fitted, prompter, questions_of(questions.published))
     notes += spared.notes if any(recipe.filters) else []
     examples = {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
     if removed := draw_removed(recipe, earlier, prompter):

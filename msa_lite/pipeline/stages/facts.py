@@ -244,7 +244,7 @@ def _encode_rows(
         return {}
     with muted():
         fitted = fit_rows(recipe, sources, rows, prompter, samples)
-        spared = find_filter_rows(recipe, fitted, prompter, recipe.has_choice)
+        spared = find_filter_rows(recipe, fitted, prompter)
     models.notes.extend([*fitted.notes, *(spared.notes if any(recipe.filters) else [])])
     return {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
 
@@ -278,7 +278,7 @@ def _demo_facts(recipe: Recipe) -> Facts:
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape_of_config(demo_config(demo), "the demo's model"))
     rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in LEARNT})
     questions = _count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
-    spare = [rows["retain"].count, round(recipe.validation * questions.get("retain", 0)), questions.get("holdout", 0)]
+    spare = [rows["retain"].count, questions.get("holdout", 0)]
     rows[FILTER] = RowFacts(sum(spare), _QUESTION, _DEMO_QUESTION * sum(spare))
     return Facts(shapes, rows, notes=["the demo makes its models first"], questions=questions)
 
