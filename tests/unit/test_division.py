@@ -318,6 +318,7 @@ LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)
     [
         ({}, {"retain": make_rows(60)}, True, (10 + 20, 25)),  # the sample and holdout rows
         ({}, {"retain": make_rows(60)}, False, (10 + 20, 50)),
+        ({}, {"retain": make_rows(190)}, True, (10 + 50 + 20, 100)),  # half of those beyond 80 others, too
         ({"evaluate": {"ideal": "i", "limit": 20}}, {"retain": make_rows(60)}, True, (10 + 30 + 20, 10)),
         ({}, {"retain": make_rows(21)}, True, (10 + 20, 11)),  # too few left: all are scored; one seed draws both
         (OTHERS, {"retain": make_rows(60), "evaluate.retain": make_rows(20, 300)}, True, (60 + 20, 10)),
@@ -329,7 +330,7 @@ LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)
         ({"evaluate": {"benchmark": "tofu", "ideal": "i"}}, {"retain": make_rows(60)}, None, (10 + 20, 0)),
         (OTHERS, {"retain": make_rows(60), "evaluate.retain": LONG}, True, (60 + 20, 15)),
     ],
-    ids=["a sample", "no choice", "a limit", "few left", "others are scored", "few others", "twins of others",
+    ids=["a sample", "no choice", "many", "a limit", "few left", "others are scored", "few others", "twins of others",
          "none to keep", "no sample", "nothing scored", "published", "texts"],
 )  # fmt: skip
 def test_a_filter_sees_all_rows_but_those_that_choose_or_are_kept_at_the_end(
@@ -400,17 +401,18 @@ def test_a_row_that_stands_twice_is_counted_once() -> None:
     assert [note.partition(" rows")[0] for note in count_repeated({"forget": rows, "retain": [B]})] == ["2 of 5 forget"]
 
 
-@given(forget=st.integers(1, 30), retain=st.integers(1, 80), seed=st.integers(0, 5))
+@given(forget=st.integers(1, 30), retain=st.integers(1, 200), seed=st.integers(0, 5))
 def test_a_sample_is_as_large_as_the_forget_set_and_not_scored_while_enough_is_left(
     forget: int, retain: int, seed: int
 ) -> None:
     rows = {"forget": make_rows(forget, 1000), "retain": make_rows(retain)}
-    whole, learnt, scored = divide_retain(make_recipe(seed=seed), rows)
+    whole, learnt, scored, spare = divide_retain(make_recipe(seed=seed), rows)
     assert whole == rows["retain"]
     assert len(learnt) == min(forget, retain)
-    assert divide_retain(make_recipe(seed=seed), rows) == (whole, learnt, scored)
+    assert divide_retain(make_recipe(seed=seed), rows) == (whole, learnt, scored, spare)
     if retain - forget >= FEWEST:
-        assert sorted(learnt + scored, key=lambda row: row.index) == rows["retain"]
+        assert sorted(learnt + scored + spare, key=lambda row: row.index) == rows["retain"]
+        assert len(spare) == max(0, retain - forget - 80) // 2
     else:
         assert scored == rows["retain"]
 
@@ -420,7 +422,7 @@ def test_a_sample_is_as_large_as_the_forget_set_and_not_scored_while_enough_is_l
 def test_rows_that_the_recipe_names_for_scores_are_not_learnt(sample: str | None, named: int, seed: int) -> None:
     retain = make_rows(40)
     rows = {"forget": make_rows(20, 1000), "retain": retain, "evaluate.retain": retain[:named]}
-    whole, learnt, _ = divide_retain(make_recipe(sample, seed=seed), rows)
+    whole, learnt, *_ = divide_retain(make_recipe(sample, seed=seed), rows)
     assert whole == (retain[named:] if named <= 20 else retain), "too few others: all are learnt"
     assert {row.question for row in learnt} <= {row.question for row in whole}
     assert len(learnt) == (20 if sample else len(whole))
@@ -428,12 +430,12 @@ def test_rows_that_the_recipe_names_for_scores_are_not_learnt(sample: str | None
 
 def test_without_a_sample_all_rows_are_learnt_and_scored() -> None:
     rows = {"forget": make_rows(5, 1000), "retain": make_rows(40)}
-    assert divide_retain(make_recipe(None), rows) == (rows["retain"],) * 3
+    assert divide_retain(make_recipe(None), rows) == (*(rows["retain"],) * 3, [])
 
 
 def test_turns_of_one_conversation_are_not_torn_apart() -> None:
     turns = [Row(i, f"turn {i % 3}", "a", earlier=(("first " + str(i // 3), "b"),)) for i in range(90)]
-    _, learnt, scored = divide_retain(make_recipe(), {"forget": make_rows(10, 1000), "retain": turns})
+    _, learnt, scored, _ = divide_retain(make_recipe(), {"forget": make_rows(10, 1000), "retain": turns})
     assert len(learnt) == 10
     assert {row.thread for row in learnt} & {row.thread for row in scored} == set()
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msa_lite.choose.validation import FEWEST
-from msa_lite.data import Row, sample_rows
+from msa_lite.data import Row, sample_rows, split_rows
 from msa_lite.errors import DataError, Faults, UsageError
 from msa_lite.evals.engine.answers import normalise
 from msa_lite.io.files.writing import digest
 from msa_lite.pipeline.prepare.earlier import EarlierRun
 from msa_lite.recipe import Recipe
+
+_SCORED = 80  # retain rows; about 30 of them choose, and 50 show what is kept
 
 _REASONS = {
     "retain": "no row can be both forgotten and kept",
@@ -115,24 +117,34 @@ class RetainRows(NamedTuple):
     """Those that MSA's vector learns."""
     scored: list[Row]
     """Those that may be scored, where the recipe names no others."""
+    spare: list[Row]
+    """Those that nothing learns or scores; a filter sees them."""
+
+
+def count_scored(count: int) -> int:
+    """Return how many of so many rows to keep that nothing learns are scored: 80, and half of those beyond."""
+    return count - max(0, count - _SCORED) // 2
 
 
 def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
     """Divide the retain set by use. Rows that are learnt are kept much better than others, and mislead a choice.
 
     rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
-    not learnt, if there are as many others as forget rows. Of a set that is sampled, the rows that the sample leaves
-    may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
+    not learnt, if there are as many others as forget rows. Of a set that is sampled, `count_scored` of the rows that
+    the sample leaves may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
     """
     retain, count = rows["retain"], len(rows["forget"])
     assert recipe.retain is not None
     unscored = _without(retain, rows.get("evaluate.retain", ()))
     whole = unscored if len(unscored) >= count else retain
     if recipe.retain.data.sample is None:
-        return RetainRows(whole, whole, retain)
+        return RetainRows(whole, whole, retain, [])
     sample = sample_rows(whole, count, recipe.seed)
     left = _without(retain, sample)
-    return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
+    count = len({row.thread for row in left})
+    if count < FEWEST:
+        return RetainRows(whole, sample, retain, [])
+    return RetainRows(whole, sample, *split_rows(left, count_scored(count) / count, recipe.seed))
 
 
 def _without(rows: Iterable[Row], removed: Sequence[Row]) -> list[Row]:

@@ -38,6 +38,8 @@ class FittedRows:
     """The rows that vectors learn."""
     sample: Sequence[Row]
     """The retain rows that MSA's vector learns; none without a retain set."""
+    spare: Sequence[Row]
+    """The retain rows that nothing learns or scores."""
     examples: Mapping[str, list[Example]]
     """The learnt rows as token ids."""
     notes: Sequence[str]
@@ -62,8 +64,9 @@ def fit_rows(
         short[place], cuts = shorten(whole, prompter, most)
         notes += [f"{place}: {cut}" for cut in cuts]
     learnt, sample = {place: short[place] for place in LEARNT if place in short}, list[Row]()
+    spare = list[Row]()
     if learnt.keys() == set(LEARNT):
-        whole, sample, short["retain"] = divide_retain(recipe, short)
+        whole, sample, short["retain"], spare = divide_retain(recipe, short)
         learnt["retain"] = sample if samples else whole
     examples = dict[str, list[Example]]()
     reads_on = recipe.evaluate and prompter.room(most + 1) > most
@@ -77,7 +80,7 @@ def fit_rows(
         others = {place: chosen for place, chosen in short.items() if place not in refused}
         notes += _cut_scores(recipe, others, prompter)
     faults.check()
-    return FittedRows(short, learnt, sample, examples, notes)
+    return FittedRows(short, learnt, sample, spare, examples, notes)
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,10 @@ def _spare_rows(recipe: Recipe, fitted: FittedRows, asked: Collection[str]) -> l
         scored = scored_rows(recipe, rows)
     is_scored = among(scored.get("retain", ()))
     places = ("retain", "evaluate.retain", "evaluate.holdout")
+    parts = {"spare": fitted.spare} | {place: rows[place] for place in places if place in rows}
     spare = {
-        place: [
-            row
-            for row in rows.get(place, ())
-            if not is_scored(row) and words_of(row.question or row.text) not in questions
-        ]
-        for place in places
+        place: [row for row in part if not is_scored(row) and words_of(row.question or row.text) not in questions]
+        for place, part in parts.items()
     }
     return [("learnt", list(fitted.learnt.get("retain", ()))), *spare.items()]
 

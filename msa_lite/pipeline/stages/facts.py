@@ -20,7 +20,7 @@ from msa_lite.io.weights.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
-from msa_lite.pipeline.prepare.division import separate_sets
+from msa_lite.pipeline.prepare.division import count_scored, separate_sets
 from msa_lite.pipeline.prepare.lengths import FILTER, LEARNT, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
@@ -257,7 +257,7 @@ def _count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int
     if evaluate.benchmark != OWN:
         return {"questions": 4 * min(evaluate.limit or _PUBLISHED, _PUBLISHED)}
     if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
-        counts = {**counts, "retain": max(0, counts.get("retain", 0) - counts.get("forget", 0))}
+        counts = {**counts, "retain": count_scored(max(0, counts.get("retain", 0) - counts.get("forget", 0)))}
     sizes = {name: counts.get(f"evaluate.{name}", counts.get(name, 0)) for name in SETS}
     return {name: min(count, evaluate.limit or count) for name, count in sizes.items() if count}
 
@@ -278,8 +278,9 @@ def _demo_facts(recipe: Recipe) -> Facts:
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape_of_config(demo_config(demo), "the demo's model"))
     rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in LEARNT})
     questions = _count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
-    spare = [rows["retain"].count, questions.get("holdout", 0)]
-    rows[FILTER] = RowFacts(sum(spare), _QUESTION, _DEMO_QUESTION * sum(spare))
+    unscored = _PERSON * demo.people["retain"] - questions.get("retain", 0)
+    spare = max(rows["retain"].count, unscored) + questions.get("holdout", 0)
+    rows[FILTER] = RowFacts(spare, _QUESTION, _DEMO_QUESTION * spare)
     return Facts(shapes, rows, notes=["the demo makes its models first"], questions=questions)
 
 
