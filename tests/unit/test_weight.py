@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_448,
+    "lines of the package": 35_437,
     "modules": 285,
-    "lines of the tests": 43_968,
-    "words of the docs": 49_992,
+    "lines of the tests": 43_969,
+    "words of the docs": 50_009,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
