@@ -120,17 +120,19 @@ def test_a_run_without_a_prior_is_the_task_vector_and_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     del recipe["prior"]
+    for notes in (msa_lite.dry_run(recipe).notes, msa_lite.plan(recipe).notes):
+        assert any("names no prior" in note for note in notes)
+        assert any("no filter, because forget.alpha is given" in note for note in notes)
     recipe["merge"] = {"filter": 1.0}
     beside = msa_lite.run_baseline("task_vector", recipe)
     assert beside is not None
     assert "names no prior" not in caplog.text  # whoever asks for a task vector knows
-    assert any("names no prior" in note for note in msa_lite.dry_run(recipe).notes)
-    assert any("names no prior" in note for note in msa_lite.plan(recipe).notes)
     result = msa_lite.run(recipe)
     assert result is not None
     folder = result.folder
     assert folder == Path(recipe["output"])
     assert caplog.text.count("names no prior") == 1
+    assert caplog.text.count("not of the paper: the filter λ = 1 ") == 2
     assert hash_file(folder / "model/model.safetensors") == hash_file(beside.folder / "model/model.safetensors")
     assert load_provenance(folder).method == "task_vector"
     report = json.loads((folder / "report.json").read_text())
