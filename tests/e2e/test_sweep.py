@@ -268,12 +268,14 @@ def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
     data = {n: {"path": str(tmp_path / f"{n}.jsonl"), "format": "text"} for n in ("forget", "retain", "holdout")}
     auto["forget"]["data"], auto["retain"] = data["forget"], {"data": data["retain"], "beta": 0.0}
     auto["evaluate"] = {"holdout": data["holdout"]}
+    auto["vector"]["max_length"] = 48
     assert msa_lite.run(auto) is not None
     choice = choice_of(tmp_path / "run")
     assert choice["rule"] == "extraction"
     assert all(line["score"] is not None or line["note"] for line in choice["scores"])
     target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
     assert ("probability_f" in target, "rouge_l_f" in target) == (True, False)
+    assert "passages in the filter" in page_text(tmp_path / "run")
 
 
 # What a sweep refuses, by the command line: each with a message of its own, before anything is written.
