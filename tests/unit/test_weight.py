@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_437,
     "modules": 285,
-    "lines of the tests": 43_971,
+    "lines of the tests": 43_973,
     "words of the docs": 50_009,
     "commands": 24,
     "options": 110,
