@@ -102,7 +102,7 @@ def filtered() -> Drawing:
 _SHOWN_METHODS = {
     "held, filter": "MSA, filter and hold (default)", "msa, filter": "MSA, filter", "msa": "MSA as in the paper",
     "task vector, filter": "Task Vector, filter", "task vector": "Task Vector", "undial": "UNDIAL", "npo": "NPO",
-    "grad_diff": "GradDiff", "simnpo": "SimNPO",
+    "grad_diff": "GradDiff", "simnpo": "SimNPO", "sage": "SAGE", "k-fade": "K-FADE", "win-u": "WIN-U",
 }  # fmt: skip
 _MEASURES = (("distance to the ideal, lower is better", "distance", 0.3), ("kept, of the target's 1", "kept", 1.0))
 
@@ -110,11 +110,12 @@ _MEASURES = (("distance to the ideal, lower is better", "distance", 0.3), ("kept
 def methods(table: Path = ROOT / "tests/benchmarks/variants.md") -> Drawing:
     """Return distance and kept of each method in each history, from the page of `tests.benchmarks.variants`."""
     rows = _first_table(table.read_text("utf-8"))
-    picture = Drawing(960, 100 + 34 * len(_SHOWN_METHODS), "Distance to the ideal and kept, by method, three histories")
+    shown = [(name, label) for name, label in _SHOWN_METHODS.items() if name in rows]
+    picture = Drawing(960, 100 + 34 * len(shown), "Distance to the ideal and kept, by method, three histories")
     for panel, (title, measure, most) in enumerate(_MEASURES):
         left, width = (280 + 350 * panel, 310)
         picture.text(left, 32, title, INK, 14, weight="bold")
-        for number, (name, label) in enumerate(_SHOWN_METHODS.items()):
+        for number, (name, label) in enumerate(shown):
             y, colour = 62 + 34 * number, BLUE if "MSA" in label else PALE
             if panel == 0:
                 weight = "bold" if "default" in label else "normal"
@@ -126,10 +127,8 @@ def methods(table: Path = ROOT / "tests/benchmarks/variants.md") -> Drawing:
             mean = left + width * sum(values) / len(values) / most
             picture.bar(mean - 1.5, y - 12, 3, 24, colour)
         for at in (0.0, most / 2, most):
-            picture.text(left + width * at / most, 72 + 34 * len(_SHOWN_METHODS), f"{at:g}", PALE, 12, anchor="middle")
-    picture.text(
-        30, 90 + 34 * len(_SHOWN_METHODS), "points: three histories of SmolLM2-135M; bars: their means", PALE, 12
-    )
+            picture.text(left + width * at / most, 72 + 34 * len(shown), f"{at:g}", PALE, 12, anchor="middle")
+    picture.text(30, 90 + 34 * len(shown), "points: three histories of SmolLM2-135M; bars: their means", PALE, 12)
     return picture
 
 
