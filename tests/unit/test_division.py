@@ -309,6 +309,7 @@ UNSCORED = {
     "evaluate": None, "forget": {"data": {"path": "f"}, "alpha": 1}, "retain": {"data": {"path": "r"}, "beta": 0}
 }  # fmt: skip
 OTHERS = {"evaluate": {"ideal": "i", "holdout": {"path": "h"}, "retain": {"path": "e"}}}
+TOFU = {"evaluate": {"benchmark": "tofu", "ideal": "i"}}
 TWINS = [Row(90 + i, f"Q{i}?", "A") for i in range(300, 320)]  # of rows that evaluate.retain names
 LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)]
 
@@ -327,11 +328,12 @@ LONG = [Row(i, text=" ".join(f"w{i}x{j}" for j in range(600))) for i in range(6)
         ({"retain": None, "evaluate": {"holdout": {"path": "h"}}}, {}, True, (20, 0)),
         ({"retain": {"data": {"path": "r"}}}, {"retain": make_rows(60)}, True, (60 + 20, 30)),  # no others to score
         (UNSCORED, {"retain": make_rows(60)}, False, (60 + 20, 0)),
-        ({"evaluate": {"benchmark": "tofu", "ideal": "i"}}, {"retain": make_rows(60)}, None, (10 + 20, 0)),
+        (TOFU, {"retain": make_rows(60)}, None, (10 + 20, 0)),  # the user's own rows choose
+        (TOFU | {"select": {"score": "tofu"}}, {"retain": make_rows(60)}, None, (10 + 40 + 20, 0)),  # 10 are asked
         (OTHERS, {"retain": make_rows(60), "evaluate.retain": LONG}, True, (60 + 20, 15)),
     ],
     ids=["a sample", "no choice", "many", "a limit", "few left", "others are scored", "few others", "twins of others",
-         "none to keep", "no sample", "nothing scored", "published", "texts"],
+         "none to keep", "no sample", "nothing scored", "published", "published, by its score", "texts"],
 )  # fmt: skip
 def test_a_filter_sees_all_rows_but_those_that_choose_or_are_kept_at_the_end(
     changes: dict[str, Any], rows: dict[str, list[Row]], choice: bool | None, counts: tuple[int, int]
@@ -340,7 +342,8 @@ def test_a_filter_sees_all_rows_but_those_that_choose_or_are_kept_at_the_end(
     whole = {"forget": make_rows(10, 1000), "evaluate.holdout": make_rows(20, 2000), **rows}
     if choice is None:  # its own questions are not at hand
         fitted = fit_rows(recipe, dict.fromkeys(whole, DataSource("x")), whole, make_prompter())
-        asked, final = [f"Q{i}!" for i in range(60)], set()
+        left = [row.question for row in fitted.rows["retain"]]
+        asked, final = [f"{question.upper()}!" for question in left[:10]], set()
         seen = {row.question for row in find_filter_rows(recipe, fitted, make_prompter(), asked).rows}
     else:
         seen, final = filter_rows(recipe, whole, choice)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.catalogue import OWN
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, encode_qa, encode_text, sample_rows, shorten
 from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmarks.qa import load_qa
 from msa_lite.io.console.progress import muted
 from msa_lite.merger.unseen import ENOUGH_ROWS, ENOUGH_TOKENS
 from msa_lite.pipeline.prepare.division import among, divide_retain, each_once, words_of
-from msa_lite.pipeline.prepare.questions import scored_rows
+from msa_lite.pipeline.prepare.questions import find_rule, scored_rows
 from msa_lite.recipe import Recipe
 from msa_lite.train.objectives.rows import count_labels
 
@@ -144,9 +145,10 @@ def find_filter_rows(recipe: Recipe, fitted: FittedRows, prompter: Prompter, ask
 
 def _spare_rows(recipe: Recipe, fitted: FittedRows, asked: Collection[str]) -> list[tuple[str, list[Row]]]:
     """Return the rows of `find_filter_rows` in parts by their use. A row may be in several."""
-    rows, scored, questions = fitted.rows, dict[str, list[Row]](), set(map(words_of, asked))
-    if recipe.evaluate and recipe.evaluate.benchmark == OWN:
-        scored = scored_rows(recipe, rows)
+    rows, questions = fitted.rows, set(map(words_of, asked))
+    scored = scored_rows(recipe, rows) if recipe.evaluate else {}
+    if not isinstance(find_rule(recipe, scored), LeastExtraction):
+        scored = {}  # the benchmark's own questions choose
     is_scored = among(scored.get("retain", ()))
     places = ("retain", "evaluate.retain", "evaluate.holdout")
     parts = {"spare": fitted.spare} | {place: rows[place] for place in places if place in rows}

@@ -70,9 +70,9 @@ def load_questions(
     """
     settings = recipe.evaluate
     if settings is None:
-        return Questions(_rule(recipe, {}))
+        return Questions(find_rule(recipe, {}))
     rows = scored_rows(recipe, rows)
-    rule = _rule(recipe, rows)
+    rule = find_rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not settings.ideal:
         raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
@@ -121,7 +121,7 @@ def terms_left_out(recipe: Recipe) -> list[str]:
     return [rule.left_out(rule.judged_terms, why)] if rule.judged_terms else []
 
 
-def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
+def find_rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     """Return the rule that ranks candidates. Without questions about the forget set, the benchmark may have a score."""
     settings, select = recipe.evaluate, recipe.select
     score = select.score
