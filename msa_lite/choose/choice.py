@@ -303,8 +303,8 @@ def strength_advice(
     if "alpha" not in values:
         hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
         return [hint] if rank.aim == "gentler" else []
-    # The same α forgets more or less with another λ. No λ below the smallest is advised: a weaker filter, or none, was
-    # farther from the ideal in all histories.
+    # The same α forgets more or less with another λ. No λ below the smallest is advised: no filter at all was in no
+    # history surely nearer to the ideal.
     beside = [(c, r) for c, r in zip(candidates, ranks, strict=True) if c.get("filter") == values.get("filter")]
     tried = {key: sorted({float(c[key]) for c, _ in beside if key in c}) for key in ("alpha", "beta")}
     several = {key for key, numbers in tried.items() if len(numbers) > 1}
@@ -313,7 +313,9 @@ def strength_advice(
     strength, filters = values.get("filter") or 0.0, {c.get("filter") or 0.0 for c in candidates}
     further = []
     if len(filters) > 1 and strength == max(filters):
-        further = [f"λ {strength:g} is the largest tried; a larger one may be better (merge.filter={4 * strength:g})"]
+        further = [
+            f"λ {strength:g} is the largest tried; a larger one may be nearer or not (merge.filter={4 * strength:g})"
+        ]
     if rank.aim is None:
         edges = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
         edges += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]

@@ -122,8 +122,8 @@ class RetainData(Data):
     """A retain set. The vector may use a sample of it."""
 
     sample: Literal["match_forget"] | None = None
-    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper; the other rows are
-    scored. null: the vector learns all rows."""
+    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper; of the others, 80
+    and half of those beyond are scored, and the filter sees the rest. null: the vector learns all rows."""
 
 
 def _check_template(settings: PromptSettings) -> PromptSettings:

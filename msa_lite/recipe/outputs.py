@@ -47,7 +47,7 @@ class Evaluate(Closed):
     forget: Data | None = None
     """Questions about the forget set, for qa and for the choice of α and β. Default: forget.data, if it is qa."""
     retain: Data | None = None
-    """Questions about the retain set, likewise. Default: retain.data, if it is qa, without the vector's sample."""
+    """Questions about the retain set, likewise. Default: retain.data, if it is qa, minus rows of vector and filter."""
     holdout: Data | None = None
     """Questions that no model was trained on."""
     ideal: ModelName | None = None

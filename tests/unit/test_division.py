@@ -372,13 +372,13 @@ def test_a_filter_of_many_rows_draws_evenly_and_rows_about_one_subject_stand_tog
 @pytest.mark.parametrize(
     ("rows", "sizes", "told"),
     [
-        ([A] * 37, [9] * 37, "few rows for the filter (37,"),
-        ([A] * 37, [9000] * 37, "that are to stay, 200 rows"),
+        ([A] * 37, [9] * 37, "few rows for the filter (37 "),
+        ([A] * 37, [9000] * 37, "Give 200 rows of"),
         ([A] * 200, [9] * 200, ""),
-        ([TEXT], [513] * 2, "few tokens of text for the filter (1,024,"),
-        ([TEXT] * 300, [4] * 300, "that are to stay, 16,000 tokens of text"),
+        ([TEXT], [513] * 2, "few tokens of text for the filter (1,024 "),
+        ([TEXT] * 300, [4] * 300, "Give 16,000 tokens of text of"),
         ([TEXT], [513] * 32, ""),
-        ([TEXT, *[A] * 200], [513], "few tokens of text for the filter (512,"),
+        ([TEXT, *[A] * 200], [513], "few tokens of text for the filter (512 "),
     ],
 )
 def test_few_rows_of_a_filter_are_told_and_of_texts_their_tokens(rows: list[Row], sizes: list[int], told: str) -> None:

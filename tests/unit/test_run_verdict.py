@@ -111,7 +111,7 @@ def test_rows_to_keep_that_were_learnt_do_not_count_where_there_are_others(
     assert (verdict.kept.rows, verdict.kept.fitted) == (rows, fitted)
     assert verdict.kept.recited == {"target": rows, "unlearned": rows - 10}
     assert verdict.outcome == "PARTLY"
-    assert any("learnt every row to keep" in reason for reason in verdict.reasons) == fitted
+    assert any("used every row to keep" in reason for reason in verdict.reasons) == fitted
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,19 @@ def test_margins_are_the_recipes_and_validation_rows_of_another_benchmark_do_not
 
 @pytest.mark.parametrize(
     ("strengths", "hold", "rows"),
-    [((1.0, 0.5), 0.0, "r"), ((1.0, 0.0), 0.0, ""), ((1.0, 0.0), 1.0, "r"), ((1.0, 0.0, 4.0), 0.0, "rv")],
-    ids=["a retain vector", "nothing", "a hold", "a filter"],
+    [
+        ((1.0, 0.5), 0.0, "r"),
+        ((1.0, 0.0), 0.0, ""),
+        ((1.0, 0.0), 1.0, "r"),
+        ((1.0, 0.0, 4.0), 0.0, "v"),
+        ((1.0, 0.0, 4.0), 1.0, "rv"),
+    ],
+    ids=["a retain vector", "nothing", "a hold", "a filter", "a filter of a sample and a hold"],
 )
 def test_rows_to_keep_count_as_learnt_where_they_have_a_part_in_the_merge(
     strengths: tuple[float, ...], hold: float, rows: str
 ) -> None:
-    run: Any = SimpleNamespace(rows={"retain": ["r"]}, spared=["r", "v"], recipe=SimpleNamespace(hold=hold))
+    run: Any = SimpleNamespace(rows={"retain": ["r"]}, spared=["v"], recipe=SimpleNamespace(hold=hold))
     assert list(learnt_rows(run, Strengths(*strengths))) == list(rows)
 
 

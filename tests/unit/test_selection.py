@@ -134,7 +134,7 @@ def advice(ranks: Ranks, best: tuple[float, ...]) -> list[str]:
 
 
 BOTH_LOSE = "gentler points know too much, stronger ones lose too much. Try vector.mode full, or more retain rows"
-LAST_FILTER = "λ 16 is the largest tried; a larger one may be better (merge.filter=64)"
+LAST_FILTER = "λ 16 is the largest tried; a larger one may be nearer or not (merge.filter=64)"
 CASES: dict[str, tuple[Ranks, tuple[float, ...], list[str]]] = {
     "enough at the largest": ({(0.5, 0.0): weak(), (1.0, 0.0): ENOUGH}, (1.0, 0.0), []),
     "enough at the smallest": ({(0.5, 0.5): ENOUGH, (1.0, 0.5): LOST}, (0.5, 0.5), []),

@@ -86,7 +86,7 @@ def test_rows_of_earlier_requests_count_by_the_margin_of_recited_rows(
         ({}, replace(KEPT, share=around(0.8)), "PARTLY", "85 % is wanted"),
         ({}, replace(KEPT, share=around(0.69)), "PARTLY", "85 % is wanted"),
         ({}, replace(KEPT, share=around(0.67)), "FAIL", "surely less than 70 %"),
-        ({}, replace(KEPT, fitted=True), "PARTLY", "learnt every row to keep"),
+        ({}, replace(KEPT, fitted=True), "PARTLY", "used every row to keep"),
         ({}, None, "PARTLY", "retain.data"),
         ({"excess": Bound(0.9, 0.8, 1.0)}, None, "FAIL", "still recited"),
     ],

@@ -122,7 +122,7 @@ class RetainRows(NamedTuple):
 
 
 def count_scored(count: int) -> int:
-    """Return how many of so many rows to keep that nothing learns are scored: 80, and half of those beyond."""
+    """Return how many of so many rows that nothing learns are scored: all up to 80, and half of those beyond."""
     return count - max(0, count - _SCORED) // 2
 
 

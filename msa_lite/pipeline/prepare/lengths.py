@@ -101,9 +101,9 @@ class FilterRows:
         if not self.examples or count >= enough:
             return []
         return [
-            f"few {unit} for the filter ({count:,}, to keep and holdout), so it protects others less"
-            f"{'; the run says how much before its fits' if len(self.examples) > 1 else ''}. Give more of the kinds "
-            f"that are to stay, {enough:,} {unit} if you can"
+            f"few {unit} for the filter ({count:,} to keep or holdout), so it protects others less"
+            f"{'; the run says how much less before its fits' if len(self.examples) > 1 else ''}. Give {enough:,} "
+            f"{unit} of the kinds that are to stay, if you can"
         ]
 
 
@@ -113,12 +113,12 @@ def rows_or_passages(rows: Sequence[Row]) -> str:
 
 
 def find_filter_rows(recipe: Recipe, fitted: FittedRows, prompter: Prompter, asked: Collection[str] = ()) -> FilterRows:
-    """Return all rows that may tell a filter what to leave: none that is scored as a row to keep.
+    """Return all rows that may tell a filter what to leave.
 
-    These are the retain rows that vectors learn, those that nothing else uses, and holdout rows: as inputs, these tell
-    nothing of their answers. Rows that choose λ are not among them: they would change less than any others, the more
-    so the smaller λ is. asked: the questions of a published benchmark. Rows without room for an answer are left out.
-    Raise DataError where all are.
+    These are the retain rows that vectors learn, those that are not to be scored, and holdout rows: as inputs, these
+    tell nothing of their answers. Rows that choose λ are among them only where a fit learns them, too: they would
+    change less than any others, the more so the smaller λ is. asked: the questions of a published benchmark. Rows
+    without room for an answer are left out. Raise DataError where all are.
     """
     if not recipe.can_filter:
         return FilterRows((), [])

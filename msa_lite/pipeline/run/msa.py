@@ -81,9 +81,8 @@ def finish_run(
 
 def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
     """Return the rows to keep that had a part in the merged model: by a filter, or by a retain vector or a hold."""
-    if strengths.filter:
-        return run.spared  # and so those of the others, too
-    return run.rows.get("retain", ()) if strengths.beta or run.recipe.hold else ()
+    fitted = run.rows.get("retain", ()) if strengths.beta or run.recipe.hold else ()
+    return [*fitted, *(run.spared if strengths.filter else ())]
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

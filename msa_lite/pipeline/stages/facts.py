@@ -256,7 +256,7 @@ def _count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int
         return {}
     if evaluate.benchmark != OWN:
         return {"questions": 4 * min(evaluate.limit or _PUBLISHED, _PUBLISHED)}
-    if recipe.retain and recipe.retain.data.sample:  # the rows that the sample leaves are scored
+    if recipe.retain and recipe.retain.data.sample:  # of the rows that the sample leaves
         counts = {**counts, "retain": count_scored(max(0, counts.get("retain", 0) - counts.get("forget", 0)))}
     sizes = {name: counts.get(f"evaluate.{name}", counts.get(name, 0)) for name in SETS}
     return {name: min(count, evaluate.limit or count) for name, count in sizes.items() if count}

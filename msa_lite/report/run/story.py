@@ -45,8 +45,8 @@ _UNTESTED = {
 _STRENGTHS = ("alpha", "beta", "scale")
 _FORGET_VECTOR = re.compile(r"\(θ_1 − θ_\w\)|\(θ_12 − θ_2\)")
 _FILTER_LIMIT = (
-    "The filter of the forget vector brings the model nearer to one that never saw the rows. Its price: after a few "
-    "steps of training on some of the forgotten rows, others may come back a little sooner than without it."
+    "The filter of the forget vector brings the model nearer to one that never saw the rows. Its price: after "
+    "longer training on some of the forgotten rows, more of the others may come back than without it."
 )
 _FILTERED = r"s \g<0> C_f (C_f + λ C_r)⁻¹"  # layer by layer (merger.formula.Filter), with one scalar s
 LATER = "θ_u = θ_D − α (θ_12 − θ_2)"

@@ -199,7 +199,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
         more += _enough("rows to keep", kept.rows, [_factor(kept.share, margins.kept)])
     if kept and kept.fitted:
         reasons.append(
-            "a vector learnt every row to keep that was scored, and such rows are kept better than others: give "
+            "a fit or a filter used every row to keep that was scored, and such rows are kept better than others: give "
             "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
         )
     if more:
