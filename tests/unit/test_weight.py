@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_437,
+    "lines of the package": 35_440,
     "modules": 285,
-    "lines of the tests": 43_973,
-    "words of the docs": 50_009,
+    "lines of the tests": 43_981,
+    "words of the docs": 50_008,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
