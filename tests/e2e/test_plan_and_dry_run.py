@@ -77,6 +77,18 @@ def test_rows_in_two_sets_and_too_few_rows_are_told_by_plan_dry_run_and_run(
                 call(recipe)
 
 
+@pytest.mark.parametrize(
+    ("options", "strength", "count"),
+    [({"command": "run"}, "auto", 1), ({"command": "baseline", "method": "npo"}, "auto", 0),
+     ({"command": "baseline", "method": "npo"}, 2.0, 1)],
+)  # fmt: skip
+def test_few_rows_for_a_filter_are_told_where_there_is_one(
+    recipe: dict[str, Any], options: dict[str, Any], strength: Any, count: int
+) -> None:
+    recipe["forget"]["alpha"], recipe["merge"] = "auto", {"filter": strength}
+    assert sum("for the filter" in note for note in dry_run(load_recipe(recipe), **options).notes) == count
+
+
 def test_rows_beyond_the_window_are_told_alike_and_lost_answers_are_refused_by_plan_dry_run_and_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

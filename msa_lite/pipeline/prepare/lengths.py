@@ -107,6 +107,11 @@ class FilterRows:
         ]
 
 
+def is_filtered(recipe: Recipe, samples: bool) -> bool:
+    """Check whether a method has a filter. samples: as of `fit_rows`; a method that learns all has it at a given λ."""
+    return any(recipe.filters) if samples else isinstance(recipe.merge.filter, float)
+
+
 def rows_or_passages(rows: Sequence[Row]) -> str:
     """Return what the examples of these rows are: "passages" where there is a text, else "rows"."""
     return "passages" if any(row.text for row in rows) else "rows"

@@ -31,7 +31,7 @@ from msa_lite.pipeline.prepare.earlier import (
     open_earlier,
     removed_hashes,
 )
-from msa_lite.pipeline.prepare.lengths import FILTER, find_filter_rows, fit_rows
+from msa_lite.pipeline.prepare.lengths import FILTER, find_filter_rows, fit_rows, is_filtered
 from msa_lite.pipeline.prepare.models import check_readings, find_models, open_models, open_reader
 from msa_lite.pipeline.prepare.prompt import resolve_prompt
 from msa_lite.pipeline.prepare.questions import (
@@ -277,7 +277,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     for published in questions.published:
         notes += [*published.unasked(), *published.unscored()]
     spared = find_filter_rows(recipe, fitted, prompter, questions_of(questions.published))
-    notes += spared.notes if any(recipe.filters) else []
+    notes += spared.notes if is_filtered(recipe, scope.sample) else []
     examples = {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
     if removed := draw_removed(recipe, earlier, prompter):
         notes += removed.facts.notes

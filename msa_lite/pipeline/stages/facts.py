@@ -21,7 +21,7 @@ from msa_lite.io.weights.matching import check_names
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.io.weights.quantised import dequantised, hides_shapes
 from msa_lite.pipeline.prepare.division import count_scored, separate_sets
-from msa_lite.pipeline.prepare.lengths import FILTER, LEARNT, find_filter_rows, fit_rows
+from msa_lite.pipeline.prepare.lengths import FILTER, LEARNT, find_filter_rows, fit_rows, is_filtered
 from msa_lite.pipeline.prepare.models import WRITTEN_OUT, demo_config, find_tokenizer, written_out_as
 from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.prepare.questions import data_place, limits_of_evidence, load_set
@@ -245,7 +245,7 @@ def _encode_rows(
     with muted():
         fitted = fit_rows(recipe, sources, rows, prompter, samples)
         spared = find_filter_rows(recipe, fitted, prompter)
-    models.notes.extend([*fitted.notes, *(spared.notes if any(recipe.filters) else [])])
+    models.notes.extend([*fitted.notes, *(spared.notes if is_filtered(recipe, samples) else [])])
     return {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
 
 
