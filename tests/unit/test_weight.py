@@ -8,7 +8,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_442,
+    "lines of the package": 35_441,
     "modules": 285,
     "lines of the tests": 43_991,
     "words of the docs": 50_000,

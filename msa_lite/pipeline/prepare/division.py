@@ -132,6 +132,7 @@ def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
     rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
     not learnt, if there are as many others as forget rows. Of a set that is sampled, `count_scored` of the rows that
     the sample leaves may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
+    It is the same with and without a filter, so that their results can be compared.
     """
     retain, count = rows["retain"], len(rows["forget"])
     assert recipe.retain is not None
@@ -141,10 +142,10 @@ def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
         return RetainRows(whole, whole, retain, [])
     sample = sample_rows(whole, count, recipe.seed)
     left = _without(retain, sample)
-    count = len({row.thread for row in left})
-    if count < FEWEST:
+    threads = len({row.thread for row in left})
+    if threads < FEWEST:
         return RetainRows(whole, sample, retain, [])
-    return RetainRows(whole, sample, *split_rows(left, count_scored(count) / count, recipe.seed))
+    return RetainRows(whole, sample, *split_rows(left, count_scored(threads) / threads, recipe.seed))
 
 
 def _without(rows: Iterable[Row], removed: Sequence[Row]) -> list[Row]:

@@ -108,7 +108,7 @@ class FilterRows:
 
 
 def is_filtered(recipe: Recipe, samples: bool) -> bool:
-    """Check whether a method has a filter. samples: as of `fit_rows`; a method that learns all has it at a given λ."""
+    """Check whether a method has a filter. samples: False for a baseline, which has one only if λ is given."""
     return any(recipe.filters) if samples else isinstance(recipe.merge.filter, float)
 
 
@@ -155,13 +155,12 @@ def _spare_rows(recipe: Recipe, fitted: FittedRows, asked: Collection[str]) -> l
     if not isinstance(find_rule(recipe, scored), LeastExtraction):
         scored = {}  # the benchmark's own questions choose
     is_scored = among(scored.get("retain", ()))
-    places = ("retain", "evaluate.retain", "evaluate.holdout")
-    parts = {"spare": fitted.spare} | {place: rows[place] for place in places if place in rows}
-    spare = {
-        place: [row for row in part if not is_scored(row) and words_of(row.question or row.text) not in questions]
-        for place, part in parts.items()
-    }
-    return [("learnt", list(fitted.learnt.get("retain", ()))), *spare.items()]
+    parts = [("learnt", list(fitted.learnt.get("retain", ())))]
+    for place in ("spare", "retain", "evaluate.retain", "evaluate.holdout"):
+        part = fitted.spare if place == "spare" else rows.get(place, ())
+        unused = [row for row in part if not is_scored(row) and words_of(row.question or row.text) not in questions]
+        parts.append((place, unused))
+    return parts
 
 
 def _encode_spare(rows: Sequence[Row], prompter: Prompter, most: int) -> list[Example]:
