@@ -21,6 +21,7 @@ Ladder = Mapping[float, Rank | str]
 START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
+_WIDE = 3  # columns of which the search begins in the middle one; more of λ follow where the last of these is best
 # The largest ratio of neighbours between which nothing is tried: at first; at a boundary, of what a point may recite or
 # lose, where scores are steep; and elsewhere.
 _FIRST, _FINE, _COARSE = 2.0, 1.03, 1.25
@@ -45,7 +46,8 @@ class StrengthSearch:
 
     1. In the middle column α starts at 1. It is doubled while a point knows more of the forget set than the control,
        and halved while too much of the retain set is lost. A rule that only orders points is climbed.
-    2. The other columns are tried at the best of these α, and the search goes on in the best column.
+    2. The other columns are tried at the best of these α, a λ only beside the best one, and the search goes on in the
+       best column.
     3. The middle (by ratios) of two neighbours is tried, until neighbours are near.
     4. Where no point meets the rule, the neighbours of the nearest and its α in the other columns are tried.
 
@@ -75,7 +77,9 @@ class StrengthSearch:
     @property
     def most(self) -> int:
         """Return the largest number of points that are tried."""
-        return 6 + 2 * len(self._columns(START_ALPHA)) if self.alphas is None else len(self._listed(self.alphas)) + 2
+        if self.alphas is not None:
+            return len(self._listed(self.alphas)) + 2
+        return 6 + 2 * min(_WIDE, len(self._columns(START_ALPHA)))
 
     def next_points(self, scored: Scored) -> list[Strengths]:
         """Return the points to score next, given the ranks of all before; none where the search has ended."""
@@ -90,17 +94,21 @@ class StrengthSearch:
         """Yield the points of each step, tried or not. A step follows where the ones before have none left."""
         count = len(self._columns(START_ALPHA))
         ladders = [{p.alpha: rank for p, rank in scored.items() if self._column(p) == c} for c in range(count)]
-        lead = ladders[count // 2]
-        yield self._at(count // 2, _bracketed(lead, _FIRST) if lead else [START_ALPHA])
+        middle = min(count, _WIDE) // 2
+        lead = ladders[middle]
+        yield self._at(middle, _bracketed(lead, _FIRST) if lead else [START_ALPHA])
         best = best_point(scored)
         rank = scored[best] if best else None
+        own = self._column(best) if best else middle
         if _can_win(1.0, rank):
             columns = self._columns(best.alpha if best else min(lead))
-            yield [point for point, ladder in zip(columns, ladders, strict=True) if not ladder]
+            place = self.filters.index(columns[own].filter)
+            beside = self.filters[max(0, place - 1) : place + 2]
+            untried = (point for point, ladder in zip(columns, ladders, strict=True) if not ladder)
+            yield [point for point in untried if point.filter in beside]
         if best is None or not isinstance(rank, Rank):
             return
-        own = self._column(best)
-        for column in sorted(range(count), key=lambda column: column != own):
+        for column in sorted((c for c in range(count) if ladders[c]), key=lambda column: column != own):
             most = _most_kept(ladders[column])
             if column == own or not rank.met or (most is not None and _can_win(most, rank)):
                 is_steep = column == own and (most is None or _can_win(most, rank))

@@ -135,7 +135,7 @@ class Merge(Closed):
     # SmolLM2, three histories: the distance to the ideal fell from 0.17 to 0.07, with the hold to 0.05.
     filter: AutoOffOr[Rate] = "auto"
     """The filter of the forget vector, which protects rows to keep; not in the paper. A number: its strength λ. At each
-    λ, α = 1 takes back as much of the vector's effect on forget rows. auto: λ is chosen with α, up to 16; off if α is
+    λ, α = 1 takes back as much of the vector's effect on forget rows. auto: λ is chosen with α, up to 64; off if α is
     given. Without retain rows it uses holdout rows; without these, auto is off. off: the vector as it was fitted. For a
     baseline that trains, a number filters the change of the chosen epoch; auto is off."""
     keep_moments: bool = False

@@ -37,8 +37,8 @@ from msa_lite.strengths import Strengths
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 AUTO: Literal["auto"] = "auto"
-AUTO_FILTERS = (1.0, 4.0, 16.0)
-"""The strengths λ of the filter that `merge.filter: auto` tries."""
+AUTO_FILTERS = (1.0, 4.0, 16.0, 64.0)
+"""The strengths λ of the filter that `merge.filter: auto` tries, the last where the one before is better than less."""
 NO_PRIOR = (
     "the recipe names no prior, so the vectors are fitted from the target itself (task_vector); with the filter this "
     "came nearly as near to the ideal as MSA did in three histories, and a prior is better where there is one"
@@ -51,7 +51,7 @@ StrengthValues = AutoOr[OneOrMore[Strength]]
 
 def beyond_search(strength: float) -> list[str]:
     """Return the sentence that the search does not go as far as this λ, and why; nothing for a smaller one."""
-    why = "with λ = 64, small models were farther from the ideal; SmolLM2 with 120 rows to forget was nearer"
+    why = "with λ = 256, three histories were farther from the aim"
     last = AUTO_FILTERS[-1]
     return [f"λ = {strength:g} is beyond the search, which ends at {last:g}: {why}"] if strength > last else []
 
@@ -304,7 +304,7 @@ class Recipe(Closed):
     @property
     def filter_notice(self) -> str | None:
         """The sentence that tells of the filter and the hold; None where there is nothing to tell."""
-        strengths = " and ".join(f"{strength:g}" for strength in self.filters if strength)
+        strengths = ", ".join(f"{strength:g}" for strength in self.filters if strength)
         parts = [f"the filter λ = {strengths}"] if strengths else []
         parts += [f"the hold h = {self.hold:g}"] if self.hold else []
         told = [f"not of the paper: {', '.join(parts)} (merge.filter, vector.hold)"] if parts else []

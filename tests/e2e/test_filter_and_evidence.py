@@ -131,7 +131,7 @@ def test_a_filtered_run_is_the_merge_of_its_filtered_vector(
     assert status == 0, errors
     merged, alike = (load_file(place / "model.safetensors") for place in (folder / "model", by_hand))
     assert all(np.array_equal(merged[name], alike[name]) for name in merged)
-    status, _, errors = call_cli("merge", *models, *moments[:-1], 64, "--out", tmp_path / "far")
+    status, _, errors = call_cli("merge", *models, *moments[:-1], 65, "--out", tmp_path / "far")
     assert (status, "beyond the search" in errors) == (0, True), errors
     story = json.loads((folder / "report.json").read_text())
     assert story["strengths"] == {"alpha": 1.0, "beta": 0.5, "filter": 1.5}

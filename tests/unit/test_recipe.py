@@ -55,15 +55,15 @@ def test_the_retain_vector_may_be_fitted_otherwise_than_the_forget_vector() -> N
     assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
-TRIED = ([1.0, 4.0, 16.0], 1.0)
+TRIED = ([1.0, 4.0, 16.0, 64.0], 1.0)
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ([], TRIED),
-        (["vector.mode=full"], ([1.0, 4.0, 16.0], 0.0)),  # a second copy of all weights would hold it
-        (["vector.mode=full", "vector.hold=0.5"], ([1.0, 4.0, 16.0], 0.5)),
+        (["vector.mode=full"], ([1.0, 4.0, 16.0, 64.0], 0.0)),  # a second copy of all weights would hold it
+        (["vector.mode=full", "vector.hold=0.5"], ([1.0, 4.0, 16.0, 64.0], 0.5)),
         (["retain.beta=0"], TRIED),
         (["forget.alpha=[1,2]"], ([0.0], 0.0)),  # the user's own points
         (["forget.alpha=1"], ([0.0], 0.0)),
@@ -72,8 +72,8 @@ TRIED = ([1.0, 4.0, 16.0], 1.0)
         (["merge.filter=2", "vector.hold=0"], ([2.0], 0.0)),
         (["merge.filter=off", "vector.hold=0.5"], ([0.0], 0.5)),
         (["retain=null"], ([0.0], 0.0)),
-        (["retain=null", "evaluate.holdout.path=h"], ([1.0, 4.0, 16.0], 0.0)),  # holdout rows in their place
-        (["prior=null", "evaluate.holdout.path=h"], ([1.0, 4.0, 16.0], 0.0)),
+        (["retain=null", "evaluate.holdout.path=h"], ([1.0, 4.0, 16.0, 64.0], 0.0)),  # holdout rows in their place
+        (["prior=null", "evaluate.holdout.path=h"], ([1.0, 4.0, 16.0, 64.0], 0.0)),
     ],
     ids=str,
 )
@@ -96,7 +96,7 @@ def test_filter_and_hold_are_on_where_there_are_rows_to_keep_and_a_search(
         ),  # and no hold: a search has none, either
         (["forget.alpha=1", "vector.hold=0.5"], "hold h = 0.5 (merge.filter, vector.hold); no filter, because"),
         (["forget.alpha=1", "merge.filter=off"], None),
-        (["merge.filter=16.5"], "beyond the search, which ends at 16"),
+        (["merge.filter=65"], "beyond the search, which ends at 64"),
         (["retain=null"], "no filter, because there are no rows"),
     ],
     ids=str,

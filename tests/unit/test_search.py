@@ -14,6 +14,7 @@ from msa_lite.choose import search as searches
 from msa_lite.choose.rules import LeastExtraction, Metrics, PaperScore, Rank
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
 from msa_lite.evals.verdict.outcome import Standing
+from msa_lite.recipe.schema import AUTO_FILTERS
 from msa_lite.strengths import Strengths
 from tests.support.records import make_forgotten
 
@@ -76,7 +77,7 @@ def found(scored: Scored) -> tuple[Point, Rank]:
 
 
 ALONE, WITH_BETA = StrengthSearch(betas=(0.0,)), StrengthSearch()
-WITH_FILTER = StrengthSearch(betas=(0.0,), filters=(1.0, 4.0, 16.0))
+WITH_FILTER = StrengthSearch(betas=(0.0,), filters=AUTO_FILTERS)
 KEEPS = [(0.3, 1.0), (0.3, 2.0), (1.0, 2.0), (1.0, 5.0), (5.0, 7.9), (0.1, 0.2)]
 
 
@@ -184,7 +185,7 @@ def test_the_side_of_the_better_neighbour_is_looked_at_first(below: float, above
 def by_filter(**models: tuple[float, float]) -> Callable[[Strengths], Rank | str]:
     """Models by λ that know too much below one α, and keep 95 % up to another."""
     respond = {float(name[1:]): responds(*strengths) for name, strengths in models.items()}
-    return lambda point: respond[point.filter](point.alpha, point.beta)
+    return lambda point: respond.get(point.filter, responds(2.2, 1.0))(point.alpha, point.beta)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,8 @@ def by_filter(**models: tuple[float, float]) -> Callable[[Strengths], Rank | str
         ({"l1": (2.2, 900.0), "l4": (2.2, 900.0), "l16": (2.2, 900.0)}, 4.0, 5),
         ({"l1": (2.2, 3.0), "l4": (2.2, 4.0), "l16": (2.2, 7.0)}, 16.0, 11),
         ({"l1": (2.2, 3.0), "l4": (2.2, 4.0), "l16": (4.2, 12.0)}, 16.0, 12),  # beyond the α at which λ were tried
+        ({"l1": (2.2, 3.0), "l4": (2.2, 4.0), "l16": (2.2, 5.5), "l64": (2.2, 7.0)}, 64.0, 12),
+        ({"l1": (2.2, 3.0), "l4": (2.2, 1.5), "l16": (2.2, 1.0), "l64": (2.2, 9.0)}, 1.0, 12),  # 64 is not tried
         ({"l1": (2.2, 6.0), "l4": (2.2, 4.0), "l16": (2.2, 3.0)}, 1.0, 11),
         ({"l1": (2.2, 4.0), "l4": (2.2, 4.0), "l16": (2.2, 4.0)}, 1.0, 12),  # of equals the least
         ({"l1": (2.2, 1.0), "l4": (2.2, 1.4), "l16": (2.2, 1.9)}, 16.0, 12),  # none meets the rule
@@ -209,17 +212,22 @@ def test_a_filter_is_taken_where_it_is_better_and_then_its_alpha(
     assert point is not None
     assert point.filter == best
     rank = scored[point]
-    dense = [model(Strengths(1.02**step, 0.0, strength)) for step in range(-140, 105) for strength in (1.0, 4.0, 16.0)]
+    dense = [
+        model(Strengths(1.02**step, 0.0, strength))
+        for step in range(-140, 105)
+        for strength in {point.filter for point in scored}
+    ]
     highest = max(one for one in dense if isinstance(one, Rank))
     assert isinstance(rank, Rank)
     assert rank.met == highest.met
     assert rank.value > highest.value - 0.02
     assert len(scored) <= most <= 12
+    assert best >= 16 or all(point.filter < 64 for point in scored)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_three_filters_are_climbed_by_a_rule_that_only_orders(scale: float) -> None:
-    far = {1.0: 0.05, 4.0: 0.02, 16.0: 0.0}
+    far = {1.0: 0.05, 4.0: 0.02, 16.0: 0.0, 64.0: 0.01}
 
     def model(point: Strengths) -> Rank:
         return Rank(True, 1 - far[point.filter] - abs(math.log(point.alpha / scale)) / 4)
