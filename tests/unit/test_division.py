@@ -22,6 +22,7 @@ from msa_lite.pipeline.prepare import lengths
 from msa_lite.pipeline.prepare.division import count_repeated, divide_retain, each_once, separate_sets
 from msa_lite.pipeline.prepare.lengths import FilterRows, find_filter_rows, fit_rows
 from msa_lite.pipeline.prepare.questions import least_bound, limits_of_evidence, load_questions
+from msa_lite.pipeline.stages.facts import count_questions
 from msa_lite.recipe import Recipe, load_recipe
 from tests.support.benchmark_data import (
     MEMBERSHIP,
@@ -405,13 +406,14 @@ def test_a_row_that_stands_twice_is_counted_once() -> None:
 
 
 @given(forget=st.integers(1, 30), retain=st.integers(1, 200), seed=st.integers(0, 5))
-def test_a_sample_is_as_large_as_the_forget_set_and_not_scored_while_enough_is_left(
+def test_a_sample_is_as_large_as_the_forget_set_and_not_scored_while_enough_is_left_as_the_plan_counts(
     forget: int, retain: int, seed: int
 ) -> None:
     rows = {"forget": make_rows(forget, 1000), "retain": make_rows(retain)}
     whole, learnt, scored, spare = divide_retain(make_recipe(seed=seed), rows)
     assert whole == rows["retain"]
     assert len(learnt) == min(forget, retain)
+    assert count_questions(make_recipe(), {"forget": forget, "retain": retain})["retain"] == len(scored)
     assert divide_retain(make_recipe(seed=seed), rows) == (whole, learnt, scored, spare)
     if retain - forget >= FEWEST:
         assert sorted(learnt + scored + spare, key=lambda row: row.index) == rows["retain"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msa_lite.budget.shape import Shape, published_shape, read_shape, shape_of_config
 from msa_lite.catalogue import OWN
+from msa_lite.choose.validation import FEWEST
 from msa_lite.data import DataSource, Example, Row, is_remote_data, open_tokenizer
 from msa_lite.errors import DataError, Faults, MsaError, UsageError, join_faults
 from msa_lite.io.console.progress import muted
@@ -119,7 +120,7 @@ def find_facts(recipe: Recipe, samples: bool = True, removed: Collection[str] = 
         sources, rows = _load_rows(recipe, models.notes, samples, removed)
         examples = _encode_rows(recipe, sources, rows, models, samples)
     facts = {name: RowFacts.of(set_examples) for name, set_examples in examples.items()}
-    questions = _count_questions(recipe, {place: len(set_rows) for place, set_rows in rows.items()})
+    questions = count_questions(recipe, {place: len(set_rows) for place, set_rows in rows.items()})
     return replace(models, shapes=shapes, rows=facts, written_out=written_out, questions=questions)
 
 
@@ -249,15 +250,16 @@ def _encode_rows(
     return {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
 
 
-def _count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int]:
+def count_questions(recipe: Recipe, counts: Mapping[str, int]) -> dict[str, int]:
     """Return about how many questions of each set models are scored on. counts: rows by place."""
     evaluate = recipe.evaluate
     if evaluate is None:
         return {}
     if evaluate.benchmark != OWN:
         return {"questions": 4 * min(evaluate.limit or _PUBLISHED, _PUBLISHED)}
-    if recipe.retain and recipe.retain.data.sample:  # of the rows that the sample leaves
-        counts = {**counts, "retain": count_scored(max(0, counts.get("retain", 0) - counts.get("forget", 0)))}
+    left = counts.get("retain", 0) - counts.get("forget", 0)
+    if recipe.retain and recipe.retain.data.sample and left >= FEWEST:  # as `divide_retain` does
+        counts = {**counts, "retain": count_scored(left)}
     sizes = {name: counts.get(f"evaluate.{name}", counts.get(name, 0)) for name in SETS}
     return {name: min(count, evaluate.limit or count) for name, count in sizes.items() if count}
 
@@ -277,7 +279,7 @@ def _demo_facts(recipe: Recipe) -> Facts:
     assert demo is not None, "checked"
     shapes = dict.fromkeys(("target", "prior", "ideal"), shape_of_config(demo_config(demo), "the demo's model"))
     rows = _match_forget(recipe, {name: demo_rows(count) for name, count in demo.people.items() if name in LEARNT})
-    questions = _count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
+    questions = count_questions(recipe, {name: _PERSON * people for name, people in demo.people.items()})
     unscored = _PERSON * demo.people["retain"] - questions.get("retain", 0)
     spare = max(rows["retain"].count, unscored) + questions.get("holdout", 0)
     rows[FILTER] = RowFacts(spare, _QUESTION, _DEMO_QUESTION * spare)
