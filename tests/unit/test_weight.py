@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_448,
+    "lines of the package": 35_450,
     "modules": 285,
-    "lines of the tests": 44_003,
+    "lines of the tests": 44_005,
     "words of the docs": 50_000,
     "commands": 24,
     "options": 110,
