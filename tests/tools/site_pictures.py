@@ -101,7 +101,7 @@ def filtered() -> Drawing:
 
 _SHOWN_METHODS = {
     "held, filter": "MSA, filter and hold (default)", "msa, filter": "MSA, filter", "msa": "MSA as in the paper",
-    "task vector, filter": "Task Vector, filter", "task vector": "Task Vector", "undial": "UNDIAL", "npo": "NPO",
+    "task vector, filter": "no prior, filter", "task vector": "Task Vector", "undial": "UNDIAL", "npo": "NPO",
     "grad_diff": "GradDiff", "simnpo": "SimNPO", "sage": "SAGE", "k-fade": "K-FADE", "win-u": "WIN-U",
 }  # fmt: skip
 _MEASURES = (("distance to the ideal, lower is better", "distance", 0.3), ("kept, of the target's 1", "kept", 1.0))
