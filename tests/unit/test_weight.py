@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_450,
     "modules": 285,
     "lines of the tests": 44_005,
-    "words of the docs": 50_000,
+    "words of the docs": 49_999,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
