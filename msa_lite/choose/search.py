@@ -21,7 +21,7 @@ Ladder = Mapping[float, Rank | str]
 START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
-_WIDE = 3  # columns of which the search begins in the middle one; more of λ follow where the last of these is best
+_FILTERS_AT_FIRST = 3  # λ; the next is tried where the last of these is best
 # The largest ratio of neighbours between which nothing is tried: at first; at a boundary, of what a point may recite or
 # lose, where scores are steep; and elsewhere.
 _FIRST, _FINE, _COARSE = 2.0, 1.03, 1.25
@@ -49,7 +49,7 @@ class StrengthSearch:
     2. The other columns are tried at the best of these α, a λ only beside the best one, and the search goes on in the
        best column.
     3. The middle (by ratios) of two neighbours is tried, until neighbours are near.
-    4. Where no point meets the rule, the neighbours of the nearest and its α in the other columns are tried.
+    4. Where no point meets the rule, the neighbours of the nearest in its column are tried.
 
     A step is left out if none of its points can win. In a column, more α never forgets less and never keeps more. So
     what meets the rule lies above all points that know too much, and keeps no more than the last of these: where that
@@ -79,7 +79,7 @@ class StrengthSearch:
         """Return the largest number of points that are tried."""
         if self.alphas is not None:
             return len(self._listed(self.alphas)) + 2
-        return 6 + 2 * min(_WIDE, len(self._columns(START_ALPHA)))
+        return 6 + 2 * self._count_at_first
 
     def next_points(self, scored: Scored) -> list[Strengths]:
         """Return the points to score next, given the ranks of all before; none where the search has ended."""
@@ -94,7 +94,7 @@ class StrengthSearch:
         """Yield the points of each step, tried or not. A step follows where the ones before have none left."""
         count = len(self._columns(START_ALPHA))
         ladders = [{p.alpha: rank for p, rank in scored.items() if self._column(p) == c} for c in range(count)]
-        middle = min(count, _WIDE) // 2
+        middle = self._count_at_first // 2
         lead = ladders[middle]
         yield self._at(middle, _bracketed(lead, _FIRST) if lead else [START_ALPHA])
         best = best_point(scored)
@@ -115,6 +115,11 @@ class StrengthSearch:
                 yield self._at(column, _bracketed(ladders[column], _FINE if is_steep else _COARSE))
         if not rank.met:
             yield self._at(own, _climbed(ladders[own], best.alpha, _COARSE))
+
+    @property
+    def _count_at_first(self) -> int:
+        """The columns of the first λ; the search begins in the middle one."""
+        return min(_FILTERS_AT_FIRST, len(self.filters)) * len(SHARES if self.betas is None else self.betas)
 
     def _columns(self, alpha: float) -> list[Strengths]:
         """Return the point of each column at an α: of each β and λ."""

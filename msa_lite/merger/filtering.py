@@ -82,7 +82,7 @@ def filter_vector(
     """Write s D C_f (C_f + λ C_r)⁻¹ for each layer of a vector to the folder `out`, unless it is there already.
 
     vector: a PEFT adapter, or a checkpoint, which needs the prior: a folder or `repo[@revision]`, as target and prior.
-    moments: a folder of `run --until moments`, measured at this target. strength: λ > 0; a run's search ends at 16.
+    moments: a folder of `run --until moments`, measured at this target. strength: λ > 0; a run's search ends at 64.
     Return `out`.
 
     s is one number for all layers, by which their outputs on forget rows change as much as without the filter. So α

@@ -38,10 +38,10 @@ from msa_lite.strengths import Strengths
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 AUTO: Literal["auto"] = "auto"
 AUTO_FILTERS = (1.0, 4.0, 16.0, 64.0)
-"""The strengths λ of the filter that `merge.filter: auto` tries, the last where the one before is better than less."""
+"""The strengths λ of the filter that `merge.filter: auto` tries; 64 only where 16 is best."""
 NO_PRIOR = (
     "the recipe names no prior, so the vectors are fitted from the target itself (task_vector); with the filter this "
-    "came as near to the ideal as MSA did in three histories of SmolLM2-135M, and not so near in three of small models"
+    "came as near to the ideal as with a prior in three histories of SmolLM2-135M, but not in three of small models"
 )
 AUTO_HOLD = 1.0
 """The weight h of `vector.hold: auto`, where there is a hold."""
@@ -51,7 +51,7 @@ StrengthValues = AutoOr[OneOrMore[Strength]]
 
 def beyond_search(strength: float) -> list[str]:
     """Return the sentence that the search does not go as far as this λ, and why; nothing for a smaller one."""
-    why = "with λ = 256, three histories were farther from the aim"
+    why = "with λ = 256, three histories were farther from the aim at the one α that was tried"
     last = AUTO_FILTERS[-1]
     return [f"λ = {strength:g} is beyond the search, which ends at {last:g}: {why}"] if strength > last else []
 

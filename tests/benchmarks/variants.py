@@ -88,12 +88,12 @@ class Tried:
         Columns that are not searched, as the epochs of a baseline, are all tried at α = 1 instead.
         """
         is_searched = columns[0].searched
-        first = len(columns[:3] if is_searched else columns)
-        number, alpha = first // 2, 1.0
+        at_first = len(columns[:3] if is_searched else columns)
+        number, alpha = at_first // 2, 1.0
         if is_searched:
             alpha = self._climb(columns, number, alpha, 1.5)
-        number = min(range(first), key=lambda n: self.at(columns, n, alpha))
-        if number == first - 1:
+        number = min(range(at_first), key=lambda n: self.at(columns, n, alpha))
+        if number == at_first - 1:
             number = min(range(number, len(columns)), key=lambda n: self.at(columns, n, alpha))
         for step in (1.5, 1.5**0.5, 1.5**0.25):
             alpha = self._climb(columns, number, alpha, step)

@@ -240,6 +240,18 @@ def test_three_filters_are_climbed_by_a_rule_that_only_orders(scale: float) -> N
     assert len(scored) <= 12
 
 
+@pytest.mark.parametrize(
+    ("betas", "filters", "start", "most"),
+    [((0.0, 0.1, 0.2, 0.3, 0.4), (0.0,), (1.0, 0.2, 0.0), 16), ((0.0, 0.5), AUTO_FILTERS, (1.0, 0.5, 4.0), 18)],
+)
+def test_a_list_of_betas_is_begun_in_the_middle_and_has_points_for_each(
+    betas: tuple[float, ...], filters: tuple[float, ...], start: tuple[float, ...], most: int
+) -> None:
+    search = StrengthSearch(None, betas, filters)
+    assert search.next_points({}) == [Strengths(*start)]
+    assert search.most == most
+
+
 class Endless(StrengthSearch):
     most = 1000
 
