@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_450,
+    "lines of the package": 35_453,
     "modules": 285,
-    "lines of the tests": 44_005,
-    "words of the docs": 49_999,
+    "lines of the tests": 44_015,
+    "words of the docs": 50_003,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
