@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_453,
     "modules": 285,
     "lines of the tests": 44_015,
-    "words of the docs": 50_003,
+    "words of the docs": 50_000,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
