@@ -18,6 +18,7 @@ from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
+from msa_lite.recipe.schema import AUTO_FILTERS
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
 from tests.e2e.conftest import CallCli, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
@@ -215,7 +216,7 @@ def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, An
     assert tuple(result.chosen.values()) in tried
     assert all("note" in line for line in choice["scores"] if not line["met"])
     inputs = (load_manifest(run / "sweep") or {})["inputs"]
-    assert inputs["candidates"] == {"alpha": "auto", "beta": [0.0], "filter": [1.0, 4.0, 16.0]}
+    assert inputs["candidates"] == {"alpha": "auto", "beta": [0.0], "filter": [*AUTO_FILTERS]}
     assert [*inputs["prior"]] == ["forget.jsonl"]  # what a model scores that never saw the rows
     for stage in ("sweep", "model", "vectors/forget", "evaluation/prior_validation"):
         assert verify_folder(run / stage) == [], stage
