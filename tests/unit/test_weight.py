@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_453,
     "modules": 285,
-    "lines of the tests": 44_015,
+    "lines of the tests": 44_017,
     "words of the docs": 50_000,
     "commands": 24,
     "options": 110,
