@@ -38,8 +38,8 @@ RETAIN_VECTOR = "retain vector"
 START = "start of the forget vector"
 FIT = "fit sharded"  # the order that calls the other processes to a full fit
 _SAYS = {
-    "forget": "a copy of the prior (without one, of the target) learns the rows to forget; its change is the vector",
-    "retain": "a copy of the prior (without one, of the target) learns rows to keep; its change is the vector",
+    "forget": "a copy of the prior, or else of the target, learns the rows to forget; its change is the vector",
+    "retain": "a copy of the prior, or else of the target, learns rows to keep; its change is the vector",
 }
 
 
