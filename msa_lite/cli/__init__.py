@@ -51,14 +51,6 @@ _SECTIONS = {
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 # Commands that several processes of a launcher work on, or that know of them.
 _SHARED = {"quickstart", "run", "train", "baseline", "probe", "evaluate"}
-# Commands of before, with what does their work now.
-_GONE = {
-    "vector": "msa-lite run RECIPE --until vectors",
-    "sweep": "msa-lite run RECIPE --until sweep",
-    "moments": "msa-lite run RECIPE --until moments",
-    "metrics": "docs/reference/metrics.md explains each metric",
-    "judge": "examples/judge_agreement holds a judge against a person",
-}
 
 
 class _Commands(click.Group):
@@ -87,15 +79,13 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS:
-            from msa_lite.recipe import shipped_recipes
+            from msa_lite.recipe import command_hint, shipped_recipes
 
             shipped = shipped_recipes()
             if not name.endswith((".yaml", ".yml")) and name not in shipped:
                 if ctx.resilient_parsing:  # while the shell completes a word
                     return None, None, []
-                if name in _GONE:
-                    raise UsageError(f"'{name}' is no command any more: {_GONE[name]}")
-                hint = nearest(name, [*_COMMANDS, *shipped])
+                hint = command_hint(name) or nearest(name, [*_COMMANDS, *shipped])
                 raise UsageError(f"'{name}' is neither a command nor a recipe (a .yaml file, or a shipped one){hint}")
             args = ["run", *args]
         if args[0] not in _SHARED and not Ranks.current().first:  # of the processes of a launcher, the first one works

@@ -118,11 +118,16 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
 
 
 def _gone_option(error: click.ClickException) -> str | None:
-    """Return the message for an option that a command no longer has; None for any other error."""
+    """Return the message for an option that a command no longer has, or that is a recipe's key; else None."""
+    from msa_lite.recipe import key_hint
+
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    advice = GONE_OPTIONS.get(f"{error.ctx.command_path.removeprefix('msa-lite ')} {error.option_name}")
-    return advice and f"{error.option_name} is gone: {advice}"
+    if advice := GONE_OPTIONS.get(f"{error.ctx.command_path.removeprefix('msa-lite ')} {error.option_name}"):
+        return f"{error.option_name} is gone: {advice}"
+    hint = key_hint(error.option_name.lstrip("-").replace("-", "_"))
+    takes_keys = any(parameter.name == "overrides" for parameter in error.ctx.command.params)
+    return f"{error.option_name}: no such option; keys are given as KEY=VALUE{hint}" if hint and takes_keys else None
 
 
 def broken_pipe(end: SystemExit) -> OSError | None:

@@ -32,3 +32,4 @@ from msa_lite.recipe.outputs import SETS
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.table import TableRecipe, overrides_of
 from msa_lite.recipe.training import TrainingRecipe
+from msa_lite.recipe.words import command_hint, key_hint

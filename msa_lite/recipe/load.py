@@ -31,6 +31,7 @@ from msa_lite.recipe.files import (
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.table import TableRecipe
 from msa_lite.recipe.training import TrainingRecipe
+from msa_lite.recipe.words import key_hint
 
 PathValue = TypeVar("PathValue")
 
@@ -310,30 +311,14 @@ def _fill_output(value: Any, output: Any) -> Any:
     return value
 
 
-_SCORES = "the rules are extraction and the paper's scores: select.score"
-_QUANTISE = "the attack quantise measures what rounding brings back: attack.attacks=[quantise]"
-GONE = {
-    "keep": "a training keeps the models of all stages; remove the folders of those that you do not need",
-    "merge.forecast": _QUANTISE,
-    "probe": "forget rows are compared with evaluate.holdout, or the benchmark's own holdout rows",
-    "select.judge": "a judge of kind openai is asked; evaluate.judge.kind: none asks none",
-    "select.maximise": _SCORES,
-    "select.minimise": _SCORES,
-    "select.refine": "name the points in a list, such as forget.alpha=[0.5, 0.75, 1.0]",
-    "select.subject_to": _SCORES,
-    "select.under": _QUANTISE,
-}
-"""The dotted key → its new form, for the refusal."""
-
-
 def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for item in error.errors():
         path, beside = _locate(item["loc"], kind)
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            near = nearest(str(item["loc"][-1]), beside)
-            text = f"is gone: {GONE[path]}" if path in GONE else f"unknown key{near}"
+            hint = key_hint(path, lambda key: _exists(key, kind))
+            text = f"unknown key{hint or nearest(str(item['loc'][-1]), beside)}"
         elif item["type"] == "missing":
             text = text.replace("Field required", "is missing")
         elif not isinstance(item["input"], dict):
@@ -372,6 +357,13 @@ def _locate(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, 
             continue
         keys.append(str(step))
     return ".".join(keys), beside
+
+
+def _exists(key: str, kind: type[BaseModel]) -> bool:
+    """Check whether recipes of a kind have a key."""
+    steps = [int(step) if step.isdigit() else step for step in key.split(".")]
+    path, beside = _locate(steps, kind)
+    return path == key and steps[-1] in beside
 
 
 def type_members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:

@@ -22,7 +22,7 @@ from msa_lite.cli.faults import GONE_OPTIONS, report_error
 from msa_lite.cli.output import print_start
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
 from msa_lite.io.console.display import Notices
-from msa_lite.recipe import load_recipe
+from msa_lite.recipe import load_recipe, words
 from msa_lite.report.tables.formats import Cell, Section, TextTable
 
 Call = Callable[..., tuple[int, str, str]]
@@ -105,11 +105,23 @@ def test_a_run_stops_after_a_part(part: str, call: Call, monkeypatch: pytest.Mon
     assert "leave out --accept" in err
 
 
-@pytest.mark.parametrize("command", cli._GONE)
-def test_a_command_of_before_is_refused_with_its_new_form(command: str, call: Call) -> None:
-    status, out, err = call(command, "quickstart")
+def test_a_word_of_another_tool_leads_to_a_command_that_there_is(call: Call) -> None:
+    context = click.Context(cli.cli)
+    for hint, others in words.COMMANDS.items():
+        name, *more = hint.partition(",")[0].split()
+        if name != words.NOTHING:
+            command: Any = cli.cli.get_command(context, name) or cli.cli
+            options = [option for parameter in command.get_params(context) for option in parameter.opts]
+            assert name in (*cli._COMMANDS, *options)
+            assert [word for word in more if word.startswith("--") and word not in options] == []
+            assert not isinstance(command, click.Group) or command is cli.cli or more[0] in command.commands
+        for word in others.split():
+            status, out, err = call(word, "quickstart")
+            assert (status, out) == (2, "")
+            assert hint.removeprefix(f"{words.NOTHING}, ") in err
+    status, out, err = call("run", "quickstart", "--learning-rate", "1e-4")
     assert (status, out) == (2, "")
-    assert cli._GONE[command] in err
+    assert "are given as KEY=VALUE; here: vector.learning_rate" in err
 
 
 def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest.CaptureFixture[str]) -> None:

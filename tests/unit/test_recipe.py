@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, is_dataclass
 from operator import attrgetter
@@ -25,8 +26,9 @@ from msa_lite.recipe import (
     load_training,
     shipped_recipes,
 )
-from msa_lite.recipe.load import GONE
+from msa_lite.recipe.words import KEYS, NOTHING
 from msa_lite.strengths import Strengths
+from tests.tools.keys import recipe_keys
 
 SMALLEST: dict[str, Any] = {
     "target": "models/target",
@@ -273,11 +275,16 @@ def test_overrides_reach_into_the_recipe(overrides: list[str], expected: dict[st
 
 SHARED = ("mode=full", "lora={rank: 3}", "max_length=9", "optimizer=adamw", "compute=fp32", "micro_batch_size=1")
 FAULTS: dict[str, str] = {
-    **{f"{key}=x": f"{key}: is gone: {advice}" for key, advice in GONE.items()},
     **{f"retain.vector.{text}": f"retain.vector: {key}: both vectors share this; set vector.{key} for"
        for text in SHARED for key in [text.partition("=")[0]]},
     **{f"request={text}": "request: " for text in ("''", r'"two\nlines"', r'"\x1b[31mred"', "x" * 201, "1.5", "[a]")},
-    "retain.vector.epoch=3": "retain.vector.epoch: unknown key (did you mean 'epochs'?)",
+    "retain.vector.epochss=3": "retain.vector.epochss: unknown key (did you mean 'epochs'?)",
+    "lr=1e-4": "lr: unknown key; here: vector.learning_rate",
+    "retain.vector.lr=1e-4": "retain.vector.lr: unknown key; here: retain.vector.learning_rate",
+    "vector.alpha=16": "vector.alpha: unknown key; here: vector.lora.alpha",
+    "forget.beta=1": "forget.beta: unknown key; here: retain.beta",
+    "publish.hub_model_id=me/mine": "publish.hub_model_id: unknown key; here: publish.repo",
+    "gradient_checkpointing=true": "gradient_checkpointing: unknown key; there is none: a fit recomputes",
     "vector.epochs=true": "vector.epochs: a number is wanted, got True; or input should be 'auto', got True",
     "prior=null": "retain: is missing, and so is a prior",
     "forget.data.formt=qa": "forget.data.formt: unknown key (did you mean 'format'?)",
@@ -318,12 +325,32 @@ def test_a_fault_is_told_with_its_key_and_the_nearest_name(override: str) -> Non
         ("stages.2.tokens=1M", "no 2 in a list of 2, which counts from 0"),
         ("stages.0.tokens=1M", "tokens: only for one data set of format text"),
         ("prompt=auto", "auto: only in a run"),
+        ("lr=1", "lr: unknown key; here: training.learning_rate"),
+        ("stages.0.num_train_epochs=1", "stages.0.num_train_epochs: unknown key; here: stages.0.epochs"),
     ],
 )
 def test_a_fault_of_a_training_is_told(override: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_training(STAGES, [override])
     assert told in str(caught.value)
+
+
+def test_a_word_of_another_tool_leads_to_a_key_that_there_is() -> None:
+    known = {above for key, _ in recipe_keys(Recipe) for above in _prefixes(key)}
+    own = [hint.partition(",")[0] for hint in KEYS]
+    assert [key for key in own if key != NOTHING and key not in known] == []
+    named = [key for hint in KEYS for key in re.findall(r"\b[a-z]+\.[a-z_.]*[a-z]\b", hint)]
+    assert [key for key in named if key not in known] == []
+    words = [word for others in KEYS.values() for word in others.split()]
+    assert sorted(words) == sorted(set(words))
+    for word in {*words} - Recipe.model_fields.keys():
+        with pytest.raises(RecipeError, match=rf"{re.escape(word)}: unknown key; (here|there is none): [\w`]"):
+            load_recipe(SMALLEST, [f"{word}=x"])
+
+
+def _prefixes(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def test_every_fault_is_reported_at_once() -> None:
