@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_453,
-    "modules": 285,
-    "lines of the tests": 44_017,
+    "lines of the package": 35_646,
+    "modules": 286,
+    "lines of the tests": 44_052,
     "words of the docs": 50_000,
     "commands": 24,
     "options": 110,
