@@ -7,8 +7,7 @@
 `make` runs the quickstart with msa-lite's defaults (MSA of now), the paper's MSA (without filter and hold: MSA of
 before) and the baselines UNDIAL and NPO on its models and rows; it attacks all of them, target and ideal alike, and
 writes what it measured to scores/HISTORY-SEED.json. A second call does only what is missing. `draw` needs nothing but
-these files, and writes docs/pictures/gives_away.svg and the tables of docs/explanation/what-it-gives-away.md and
-docs/how-to/evidence.md.
+these files, and writes docs/pictures/gives_away.svg and the tables of docs/how-to/attack.md and docs/how-to/evidence.md.
 
 What is measured was fixed before any of these models was attacked. Needs `pip install -e '.[train]'`.
 """
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SCORES = HERE / "scores"
 PICTURE = HERE.parents[1] / "docs/pictures/gives_away.svg"
-PAGE = HERE.parents[1] / "docs/explanation/what-it-gives-away.md"
+PAGE = HERE.parents[1] / "docs/how-to/attack.md"
 EVIDENCE_PAGE = HERE.parents[1] / "docs/how-to/evidence.md"
 MARKS = ("<!-- table -->", "<!-- end of table -->")
 METHODS = {"unlearned": "MSA of now", "before": "MSA of before", "undial": "UNDIAL", "npo": "NPO"}

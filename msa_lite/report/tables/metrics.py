@@ -56,11 +56,6 @@ class MetricKind:
         """Return the label for where no group stands beside it."""
         return f"{self.label}, {self.group}" if _SETS.get(self.name.rpartition("_")[2]) == self.group else self.label
 
-    @property
-    def best(self) -> str:
-        """Return the direction in words: "higher", "lower", "0", or "–" where no way is better."""
-        return "0" if self.best_at_zero else {True: "higher", False: "lower", None: "–"}[self.higher_is_better]
-
 
 _TOFU = "TOFU (Maini et al., 2024)"
 _MUSE = "MUSE (Shi et al., 2024), in 0…1 and with a stemmer as in open-unlearning"

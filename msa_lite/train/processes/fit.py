@@ -3,7 +3,7 @@
 It takes the same steps as a fit in one process (`run_fit`): the same rows in the same order, the mean loss over all
 labels of a step, gradients clipped to norm 1 over all weights, the same AdamW and the same rates. So the vector is the
 same up to rounding, and its folder is taken for the same. Only the first process writes files, except for the saves.
-docs/how-to/several-gpus.md tells why it does not use accelerate's FSDP2.
+docs/how-to/memory.md tells why it does not use accelerate's FSDP2.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 from msa_lite.io.files.writing import indented_json
 from msa_lite.record.schema import removal_schema
-from msa_lite.report.tables.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.tables.metrics import METRICS
 from tests.tools.arrows import ROOT, drawing
 from tests.tools.pages.commands import commands_page
@@ -20,11 +19,9 @@ from tests.tools.pages.tables import code, table
 
 BEGIN, END = "<!-- rooms: drawn by python -m tests.tools.pages -->\n", "<!-- end of rooms -->\n"
 _CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-_METRICS = """# Metrics
-
-Written by `python -m tests.tools.pages` from the table in `msa_lite/report/tables/metrics.py`.
-
-"""
+_METRICS = ROOT / "docs/reference/metrics.md"
+_ROWS = "<!-- metrics: by python -m tests.tools.pages -->\n"  # the table below it is the end of the page
+_ARROWS = {True: "↑", False: "↓", None: "–"}
 
 
 def contributing_page() -> str:
@@ -34,15 +31,14 @@ def contributing_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return the page that explains every metric."""
-    rows: list[tuple[str, ...]] = []
-    first: dict[str, str] = {}  # meaning → the first metric that has it
+    """Return the page that explains every metric: one row for all sets that a metric is measured on."""
+    rows: dict[str, tuple[list[str], str]] = {}  # meaning → the names with their direction, source
     for kind in METRICS.values():
-        name = first.setdefault(kind.formula, kind.name)
-        meaning = (kind.formula, kind.source) if name == kind.name else (f"as {name}", "")
-        rows.append((kind.group, kind.name, kind.best, *meaning))
-    headings = ["group", "metric", "best", "meaning", "source"]
-    return _METRICS + markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))
+        meaning = kind.formula.rpartition("; ")[2] if kind.group == "under attack" else kind.formula
+        arrow = "0" if kind.best_at_zero else _ARROWS[kind.higher_is_better]
+        rows.setdefault(meaning, ([], kind.source))[0].append(f"{code(kind.name)} {arrow}")
+    texts = [(", ".join(names), meaning.replace("*", r"\*"), source) for meaning, (names, source) in rows.items()]
+    return _METRICS.read_text().split(_ROWS)[0] + _ROWS + "\n" + table(("metric", "meaning", "source"), texts)
 
 
 def schema_page() -> str:
@@ -78,7 +74,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "constraints/lowest.txt": lowest_page,
     ROOT / "docs/reference/commands.md": commands_page,
     ROOT / "docs/reference/files.md": files_page,
-    ROOT / "docs/reference/metrics.md": metrics_page,
+    _METRICS: metrics_page,
     ROOT / "docs/reference/python.md": python_page,
     ROOT / "docs/reference/recipe.md": recipe_page,
     _RECORD: record_page,

@@ -22,6 +22,7 @@ from msa_lite.report.tables.reports import REPORT_FILE
 from msa_lite.report.verdict.verdict import VERDICT_FILE
 from msa_lite.train.fit.loop import LOG
 from msa_lite.train.fit.until import COURSE
+from tests.tools.arrows import ROOT
 from tests.tools.pages.tables import code, table
 
 _EVALUATIONS = "evaluation/{target,prior,ideal,unlearned}"
@@ -109,15 +110,8 @@ FACTS = {
     "micro_batch_size": "vector: the number of rows in one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
 }
-_HEADER = """# Files of a run
-
-Written by `python -m tests.tools.pages`, with the names that the code defines.
-
-`msa-lite RECIPE.yaml` writes all its files into the folder `output`. A stage's folder exists only when it is complete:
-the stage writes `NAME.partial`, its manifest last, and renames it. Files that **hold the data** repeat the rows or can
-put them back into a model. `msa-lite purge RUN` lists and removes them.
-
-"""
+_PAGE = ROOT / "docs/reference/files.md"
+_TABLES = "<!-- files: by python -m tests.tools.pages -->\n"  # the tables below it are the end of the page
 _MANIFEST = f"""
 ## manifest.json
 
@@ -137,7 +131,9 @@ def files_page() -> str:
     run = [(code(pattern), content, "yes" if holds else "no") for pattern, (holds, content) in RUN.items()]
     keys = [(code(key), content) for key, content in (KEYS | FACTS).items()]
     return (
-        _HEADER
+        _PAGE.read_text().split(_TABLES)[0]
+        + _TABLES
+        + "\n"
         + table(("file", "content", "holds the data"), run)
         + _MANIFEST
         + table(("key", "content"), keys)
