@@ -7,7 +7,8 @@
 `make` runs the quickstart with msa-lite's defaults (MSA of now), the paper's MSA (without filter and hold: MSA of
 before) and the baselines UNDIAL and NPO on its models and rows; it attacks all of them, target and ideal alike, and
 writes what it measured to scores/HISTORY-SEED.json. A second call does only what is missing. `draw` needs nothing but
-these files, and writes docs/pictures/gives_away.svg and the tables of docs/how-to/attack.md and docs/how-to/evidence.md.
+these files, and writes docs/pictures/gives_away.svg and the tables of docs/how-to/attack.md and
+docs/how-to/evidence.md.
 
 What is measured was fixed before any of these models was attacked. Needs `pip install -e '.[train]'`.
 """
