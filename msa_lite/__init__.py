@@ -30,6 +30,8 @@ these functions do in one call each.
     push_folder     send a model or adapter to the Hugging Face Hub, by `PublishOptions`
 
     show_progress   show on stderr what the command line shows, for their argument `progress`
+
+In a notebook they show bars without it, and tables of their results.
 """
 
 from __future__ import annotations
@@ -106,13 +108,19 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 def __getattr__(name: str) -> Any:
     """Load a public function when it is first used: importing msa_lite loads neither torch nor transformers."""
     import importlib
+    import sys
     from importlib import metadata
 
     if name == "__version__":
         return metadata.version("msa-lite")
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(f"msa_lite.{home}"), name)
+            value = getattr(importlib.import_module(f"msa_lite.{home}"), name)
+            if "IPython" not in sys.modules:
+                return value
+            from msa_lite.io.console.display import for_notebooks
+
+            return for_notebooks(value)
     raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
 
 

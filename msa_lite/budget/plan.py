@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from msa_lite.budget.needs import Need
 from msa_lite.budget.speed import Device
 from msa_lite.io.console.progress import about, readable
-from msa_lite.report.tables.formats import Cell, Section, TextTable
+from msa_lite.report.tables.formats import Cell, Section, TextTable, html_table
 
 CHECKS = "the checks"  # the name of all checks of a run
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
@@ -171,6 +171,9 @@ class Plan:
     def highest(self) -> dict[str, Any]:
         """Return the stage with the highest need of the device, and its bytes."""
         return {"stage": self.peak.name, "bytes": self.peak.need.nbytes}
+
+    def _repr_html_(self) -> str:
+        return html_table(replace(plan_table(self), notes=[*plan_lines(self), *self.notes]))
 
 
 def gigabytes(nbytes: float) -> str:

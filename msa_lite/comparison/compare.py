@@ -13,7 +13,7 @@ from msa_lite.comparison.agreement import caveats, check_agreement, merge_refere
 from msa_lite.comparison.entries import ROLES_OF_NAMES, SECTIONS, Entry, ModelValue, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
+from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, html_table, latex, markdown
 from msa_lite.report.tables.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
 from msa_lite.report.tables.reports import Report, heading, number
 
@@ -48,6 +48,9 @@ class Comparison:
     def title(self) -> str:
         """Return the benchmark and the split."""
         return f"{self.benchmark}, {self.split}" if self.split else self.benchmark
+
+    def _repr_html_(self) -> str:
+        return html_table(comparison_table(self))
 
 
 def compare(

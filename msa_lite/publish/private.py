@@ -30,8 +30,8 @@ _PERSONAL = re.compile(
 _PLAIN_HEADER = {"format", "total_size", "total_parameters"}  # the notes that libraries write into a file of weights
 _FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "versions")
 _OUTCOME = (
-    "sentence", "basis", "verdict", "reasons", "method", "chosen", "benchmark", "split", "main", "metrics", "sweep",
-    "rows", "fits",
+    "sentence", "basis", "verdict", "reasons", "method", "chosen", "benchmark", "dataset", "split", "main", "metrics",
+    "sweep", "rows", "fits",
 )  # fmt: skip
 
 

@@ -141,6 +141,7 @@ OUTCOME: dict[str, Any] = {
     "method": "msa",
     "chosen": {"alpha": 1.2, "beta": 0.5},
     "benchmark": "tofu",
+    "dataset": f"locuslab/TOFU@{COMMIT}",
     "split": "forget10",
     "main": ["extraction_strength", "model_utility", "forget_quality"],
     "metrics": {

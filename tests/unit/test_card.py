@@ -59,7 +59,10 @@ def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
     assert lines[:3] == ["# target, unlearned", OUTCOME["sentence"], "Verdict: **PASS**."]
     results = {result.metric_type: result.metric_value for result in parsed.data.eval_results}
     assert results == {"extraction_strength": 0.123457, "model_utility": 0.55}  # the main ones that have a value
-    assert {result.dataset_name for result in parsed.data.eval_results} == {"TOFU"}
+    places = {
+        (result.dataset_name, result.dataset_type, result.dataset_revision) for result in parsed.data.eval_results
+    }
+    assert places == {("TOFU", "locuslab/TOFU", COMMIT)}
     assert "| metric | n | before | unlearned | ideal |" in card
     assert "| extraction strength ↓ | 40 | 0.900 ± 0.010 | 0.123 ± 0.010 | 0.100 ± 0.010 |" in card
     assert "rouge" not in card.lower()

@@ -6,14 +6,23 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from msa_lite.budget.needs import Need
+from msa_lite.budget.plan import Plan, StageCost
+from msa_lite.budget.speed import Device
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
+from msa_lite.pipeline.verbs.run import RunResult
+from msa_lite.report import load_report
+from msa_lite.report.tables.reports import number
+from msa_lite.report.verdict.verdict import make_verdict
 from tests.support.processes import run_cli
-from tests.support.records import GOOD, WEAK, make_run
+from tests.support.records import GOOD, WEAK, make_forgotten, make_kept, make_run
 
 ODD = '50% of_a|b & <c> {d} \\e ~^ #1 $ *f* [g] `h` "i"'
 
@@ -101,6 +110,25 @@ def test_html_is_one_whole_page(comparison: Comparison) -> None:
     assert rows[5] == ["published: Llama-3.1-8B-Instruct"]
     assert {len(row) for row in rows} == {len(comparison.columns) + 1, 1}
     assert "<b>0.600</b>" in text
+    assert comparison._repr_html_() in text
+
+
+def test_what_people_look_at_in_a_notebook_is_a_table_of_the_same_code(run: Path) -> None:
+    report = replace(load_report(run / "evaluation/unlearned"), split=ODD)
+    verdict = make_verdict(make_forgotten(), make_kept(), [ODD])
+    stage = StageCost("the fit", "fit", Need({"weights": 10**9}), how=ODD)
+    plan = Plan(Device("GPU", 10**9, True), [stage], None, {}, 0, notes=[ODD])
+    merged: Any = None  # which is not shown
+    runs = [RunResult(run, "msa", {"alpha": 1.0}, merged, {ODD: report}, verdict)]
+    runs.append(replace(runs[0], verdict=None, no_verdict=ODD, reports={}))
+    texts = [result._repr_html_() for result in (report, verdict, plan, *runs)]
+    for text in texts:
+        page = ElementTree.fromstring(f"<div>{text}</div>")  # whole, and what is ours is no command in it
+        assert ODD in "".join(page.itertext())
+    assert texts[1] in texts[3]
+    assert "<b>fit</b>" in texts[2]
+    assert "Fits on" in texts[2]
+    assert re.findall(r"<td>(0\.\d+) ", texts[0]) == [number(value) for value in report.values().values()]
 
 
 def test_the_command_prints_a_table_in_every_format(run: Path) -> None:

@@ -17,7 +17,7 @@ from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.evals.scores.records import write_records
 from msa_lite.io.finished.seal import write_manifest
 from msa_lite.pipeline.run.msa import learnt_rows
-from msa_lite.pipeline.run.verdict import NOTHING_SCORED, _count_back, judge_run
+from msa_lite.pipeline.run.verdict import NOTHING_SCORED, _count_back, _dataset, judge_run
 from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept, counts_basis, counts_sentence
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict, make_verdict
 from msa_lite.settings import Margins
@@ -43,6 +43,25 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
         removed=None,
         vector_folder=lambda name: folder / "vectors" / name,
     )
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "split", "data", "is_named"),
+    [
+        ("tofu", "forget10", "locuslab/TOFU@0123", True),
+        ("muse", "news", "muse-bench/MUSE-News@0123", True),
+        ("muse", "books", "muse-bench/MUSE-News@0123", False),
+        ("tofu", "forget10", "/home/eve/TOFU", False),
+        ("tofu", "forget10", "eve/TOFU@0123", False),
+        ("restor", "a0", "/data/restor", False),
+        ("qa", None, None, False),
+    ],
+)
+def test_a_card_names_a_data_set_only_where_the_scores_are_of_that(
+    benchmark: str, split: str | None, data: str | None, is_named: bool
+) -> None:
+    recipe: Any = SimpleNamespace(evaluate=SimpleNamespace(benchmark=benchmark, split=split, data=data))
+    assert _dataset(recipe) == ({"dataset": data} if is_named else {})
 
 
 def write(folder: Path, name: str, first: int, **sets: list[dict[str, Any]]) -> None:

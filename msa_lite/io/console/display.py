@@ -1,7 +1,7 @@
-"""Show people how work goes: bars on a terminal, elsewhere a plain line now and then, with warnings in between.
+"""Show people how work goes: bars on a terminal or in a notebook, elsewhere a plain line now and then.
 
-Everything goes to stderr. The console of the live bars prints warnings, so that none is overwritten or cut. All of them
-are repeated in one block at the end.
+Everything goes to stderr, with warnings in between. The console of the live bars prints warnings, so that none is
+overwritten or cut. All of them are repeated in one block at the end. In a notebook, the bars are an output of the cell.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
+from msa_lite.io.console.libraries import quiet_libraries
 from msa_lite.io.console.progress import Step, Watcher, duration
 from msa_lite.io.console.progress import notices as NOTICES
 from msa_lite.io.console.terminal import make_console
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _EVERY = 30.0  # seconds between two lines about the same work, off a terminal
+_REDRAWN = 0.5  # seconds between two pictures of the bars in a notebook
 _AROUND = 66  # columns that a line of the bars needs beside its bar
 _WIDEST = 40  # columns of a bar
 
@@ -96,6 +100,26 @@ def show_progress(verbose: bool = False) -> Iterator[Watcher]:
         logger.setLevel(level)
 
 
+def for_notebooks(function: Any) -> Any:
+    """Return what a public name stands for, in a notebook with bars and without the warnings of other packages.
+
+    Bars are shown unless the caller takes the progress. Elsewhere, return the function as it is.
+    """
+    if isinstance(function, type) or not make_console().is_jupyter:
+        return function
+    parameters = signature(function)
+
+    @wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(quiet_libraries())
+            if "progress" in parameters.parameters.keys() - parameters.bind_partial(*arguments, **options).arguments:
+                options["progress"] = stack.enter_context(closing(Display(Notices())))
+            return function(*arguments, **options)
+
+    return called
+
+
 @dataclass
 class _Work:
     """The work under one label."""
@@ -123,9 +147,9 @@ class _Work:
 class Display(Watcher):
     """Progress on stderr, with the log in between. clock: gives seconds.
 
-    On a terminal, rich shows a bar for running work, and a line above it for each that has ended. Elsewhere there is a
-    line when work begins, every half minute, and when it ends; each is flushed. Nothing is shown before the first call.
-    Close it at the end (`contextlib.closing`).
+    On a terminal, rich shows a bar for running work, and a line above it for each that has ended. A notebook has a bar
+    for each. Elsewhere there is a line when work begins, every half minute, and when it ends; each is flushed. Nothing
+    is shown before the first call. Close it at the end (`contextlib.closing`).
     """
 
     def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
@@ -134,6 +158,8 @@ class Display(Watcher):
         self._at = 0  # steps up to the one that began last
         self._works: dict[str, _Work] = {}
         self._bars: Progress | None = None
+        self._in_notebook, self._drawn = False, 0.0
+        self._cell: Any = None  # the output that holds the bars in a notebook
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Number the steps to come, in the same count if some of them were announced before and have not begun."""
@@ -155,6 +181,7 @@ class Display(Watcher):
             self._end(work, now)
         elif self._bars and work.bar is not None:
             self._bars.update(work.bar, completed=done, total=total, note=work.note)
+            self._draw(now)
         elif now - work.told >= _EVERY:
             work.told = now
             self._say(", ".join(filter(None, [f"{work.title}: {done} of {total}", work.note, work.left(now)])))
@@ -162,9 +189,11 @@ class Display(Watcher):
     def close(self) -> None:
         """Stop showing. Work that has not ended leaves its last line."""
         self._end_all(self._clock())
-        if self._bars is not None:
+        if self._cell:
+            self._cell.update(self._bars)
+        elif self._bars and not self._in_notebook:
             self._bars.stop()
-        self._notices.console = self._bars = None
+        self._notices.console = self._bars = self._cell = None
 
     def _begin(self, label: str, done: int, total: int, now: float) -> _Work:
         if not self._works:
@@ -176,8 +205,9 @@ class Display(Watcher):
             self._at = max(self._at, number)
             title, purpose = f"[{number}/{len(self._steps)}] {label}", step.purpose
         self._works[label] = work = _Work(title, now, done, done, total, told=now)
-        if done < total and self._bars:
-            work.bar = self._bars.add_task(title, total=total, note=purpose)
+        if self._bars and (done < total or self._in_notebook):
+            work.bar = self._bars.add_task(title, completed=done, total=total, note=purpose)
+            self._draw(now)
         elif done < total:
             self._say(f"{title}: started" + (f" ({purpose})" if purpose else ""))
         return work
@@ -188,9 +218,8 @@ class Display(Watcher):
 
         self._notices.among_others = True
         console = make_console(to_stderr=True)
-        if not console.is_interactive or console.is_jupyter:  # bars in notebooks need ipywidgets
+        if not (console.is_interactive or console.is_jupyter):
             return
-        self._notices.console = console
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(max(8, min(_WIDEST, console.width - _AROUND))),
@@ -200,7 +229,25 @@ class Display(Watcher):
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
-        self._bars.start()
+        self._in_notebook, self._drawn = console.is_jupyter, self._clock()
+        if not self._in_notebook:
+            self._notices.console = console
+            self._bars.start()
+
+    def _draw(self, now: float) -> None:
+        """Draw the bars in a notebook, half a second after they were drawn last, or after the first call.
+
+        They are an output of the cell that is replaced. The live bars of rich would need ipywidgets.
+        """
+        if not self._in_notebook or now - self._drawn < _REDRAWN:
+            return
+        from IPython.display import display
+
+        self._drawn = now
+        if self._cell:
+            self._cell.update(self._bars)
+        else:
+            self._cell = display(self._bars, display_id=True)
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
@@ -209,6 +256,11 @@ class Display(Watcher):
 
     def _end(self, work: _Work, now: float) -> None:
         work.ended = True
+        if self._bars and work.bar is not None and self._in_notebook:
+            self._bars.update(work.bar, completed=work.done, total=work.total, note=work.note)
+            self._bars.stop_task(work.bar)
+            self._draw(now)
+            return
         if self._bars and work.bar is not None:
             self._bars.remove_task(work.bar)
         how = "done" if work.done >= work.total else f"ended at {work.done} of {work.total}"

@@ -91,13 +91,31 @@ _TALKERS = (
     "transformers", "datasets", "peft", "bitsandbytes", "accelerate.big_modeling", "huggingface_hub", "httpx", "httpx2",
     "openai",
 )  # fmt: skip
+_LEVELS = ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY")  # read when these are loaded
 
 
 def silence_libraries() -> None:
     """Hide warnings of the libraries underneath, those that are loaded already and those to come. None is loaded."""
-    for name in ("TRANSFORMERS", "DATASETS", "HF_HUB"):
-        os.environ.setdefault(f"{name}_VERBOSITY", "error")  # read when it is loaded
+    for name in _LEVELS:
+        os.environ.setdefault(name, "error")
     for name in _TALKERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     for category in (FutureWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence the libraries in the block. Afterwards, whoever runs this process has all settings as they were."""
+    levels = {name: logging.getLogger(name).level for name in _TALKERS}
+    unset = [name for name in _LEVELS if name not in os.environ]
+    with warnings.catch_warnings():
+        silence_libraries()
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+            for name in unset:
+                os.environ.pop(name, None)

@@ -14,7 +14,7 @@ from msa_lite.catalogue import BENCHMARKS
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
 from msa_lite.errors import FormatError
-from msa_lite.evals.benchmarks.benchmark import Record, Records
+from msa_lite.evals.benchmarks.benchmark import Record, Records, data_home
 from msa_lite.evals.scores.records import pick_examples, read_records
 from msa_lite.evals.verdict.outcome import is_recited, weigh_recited, yardstick_of_rows
 from msa_lite.io.files.reading import read_text
@@ -23,6 +23,7 @@ from msa_lite.io.finished.seal import CARD_FILE, add_files, describe_file, load_
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare.run import Context, Run
 from msa_lite.pipeline.run.scores import merged_records, row_content, scored_records, scores_folder
+from msa_lite.recipe import Recipe
 from msa_lite.report.page.card import model_card, read_target_card, side_of
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.story import Story
@@ -222,7 +223,7 @@ def _outcome(run: Run, story: Story, manifest: dict[str, Any], chosen: Values) -
         "reasons": list(story.verdict.reasons) if story.verdict else [],
         "method": run.scope.method,
         "chosen": dict(chosen),
-        **(_scores(story) if story.reports else {}),
+        **(_scores(story) | _dataset(run.recipe) if story.reports else {}),
         "sweep": _sweep(story),
         "rows": {name: len(rows) for name, rows in run.rows.items() if name in sides},
         "fits": {name: _fit(story, name) for name in dict.fromkeys(sides) if name in story.fits},
@@ -243,6 +244,13 @@ def _scores(story: Story) -> dict[str, Any]:
         "main": [name for name in main if name in metrics],
         "metrics": metrics,
     }
+
+
+def _dataset(recipe: Recipe) -> dict[str, str]:
+    """Return the published data set that the scores are of, with its commit; nothing for data from elsewhere."""
+    evaluate = recipe.evaluate
+    data, home = (evaluate.data, data_home(evaluate.benchmark, evaluate.split)) if evaluate else (None, None)
+    return {"dataset": data} if data and data.partition("@")[0] == home else {}
 
 
 def _sweep(story: Story) -> dict[str, Any] | None:

@@ -37,13 +37,14 @@ from msa_lite.pipeline.stages.stage import Stage, execute, steps
 from msa_lite.pipeline.verbs.commands import CommandName, Verb, find_verb
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
-from msa_lite.report import Report, load_report
+from msa_lite.report import Report, load_report, reports_table
 from msa_lite.report.run.attacks import AttackFacts, attack_summary
-from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name
+from msa_lite.report.run.choice import SYMBOLS, Choice, candidate_name, points_table
 from msa_lite.report.run.evidence import EvidenceFinding
 from msa_lite.report.run.provenance import RECIPE_FILE
 from msa_lite.report.run.rows import SideBySide
 from msa_lite.report.run.stages import write_stages
+from msa_lite.report.tables.formats import html_table
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict
 from msa_lite.strengths import Strengths
 
@@ -87,6 +88,10 @@ class RunResult:
         chosen = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in self.chosen.items())
         outcome = self.verdict.outcome if self.verdict else "no verdict"
         return f"RunResult({self.folder}: {outcome}, {chosen})"
+
+    def _repr_html_(self) -> str:
+        title = f"{self!r}: {self.no_verdict}" if self.no_verdict else repr(self)
+        return f"{self.verdict._repr_html_() if self.verdict else ''}{html_table(reports_table(self.reports, title))}"
 
     @property
     def point(self) -> Strengths:
@@ -139,6 +144,9 @@ class SweepResult:
     def __repr__(self) -> str:
         points = f"{len(self.choice.scores)} points"
         return f"SweepResult({self.folder}: {self.strengths} of {points}, {self.choice.rule})"
+
+    def _repr_html_(self) -> str:
+        return html_table(points_table(self.choice))
 
     @property
     def strengths(self) -> Strengths:

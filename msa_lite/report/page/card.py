@@ -139,12 +139,14 @@ def _front_matter(manifest: Mapping[str, Any], title: str) -> str:
     lora = manifest["kind"] == "vector" and manifest["inputs"].get("settings", {}).get("mode") != "full"
     is_adapter = manifest["kind"] == "adapter" or lora
     values = {name: models.get("unlearned", {}).get("value") for name, models in _main_metrics(outcome).items()}
+    dataset, _, revision = outcome.get("dataset", "").partition("@")
     results = [
         EvalResult(
             task_type=_TASK,
-            dataset_type=str(outcome.get("benchmark")),
+            dataset_type=dataset or str(outcome.get("benchmark")),
             dataset_name=_benchmark_title(outcome),
             dataset_split=outcome.get("split"),
+            dataset_revision=revision or None,
             metric_type=name,
             metric_name=metric_kind(name).heading,
             metric_value=float(f"{value:.6g}"),

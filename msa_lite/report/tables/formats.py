@@ -174,12 +174,15 @@ th:first-child, caption { text-align: left }
 
 def html_page(table: TextTable) -> str:
     """Return a page of its own, with the notes below the table."""
-    title, width = html.escape(table.title), len(table.headings)
+    head = f'<meta charset="utf-8">\n<title>{html.escape(table.title)}</title>\n<style>\n{_STYLE}\n</style>'
+    return f'<!doctype html>\n<html lang="en">\n{head}\n{html_table(table)}</html>\n'
+
+
+def html_table(table: TextTable) -> str:
+    """Return a table with its title and its notes, as a part of a page or for a notebook."""
+    width = len(table.headings)
     heads = (f'<th scope="col">{html.escape(heading)}</th>' for heading in table.headings)
-    lines = [
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>',
-        f"<style>\n{_STYLE}\n</style>\n<table>\n<caption>{title}</caption>\n<thead><tr>{''.join(heads)}</tr></thead>",
-    ]
+    lines = [f"<table>\n<caption>{html.escape(table.title)}</caption>\n<thead><tr>{''.join(heads)}</tr></thead>"]
     for section in table.sections:
         heading = f'<tr><th colspan="{width}" scope="rowgroup"><i>{html.escape(section.heading)}</i></th></tr>'
         lines += ["<tbody>", *([heading] if section.heading else [])]
@@ -189,7 +192,7 @@ def html_page(table: TextTable) -> str:
             lines.append(f'<tr><th scope="row">{texts[0]}</th>{cells}</tr>')
         lines.append("</tbody>")
     notes = (f"<li>{html.escape(note)}.</li>" for note in table.notes)
-    return "\n".join([*lines, "</table>", "<ul>", *notes, "</ul>", "</html>"]) + "\n"
+    return "\n".join([*lines, "</table>", "<ul>", *notes, "</ul>"]) + "\n"
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:

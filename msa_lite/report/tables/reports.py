@@ -14,7 +14,7 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files.reading import read_bytes, read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.io.finished.seal import MANIFEST, NOT_OURS, check_read, load_manifest
-from msa_lite.report.tables.formats import Cell, Section, TextTable
+from msa_lite.report.tables.formats import Cell, Section, TextTable, html_table
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 
 REPORT_FILE = "report.json"
@@ -60,6 +60,9 @@ class Report:
     def values(self) -> dict[str, float | None]:
         """Return the values of the metrics by name."""
         return {name: metric.value for name, metric in self.metrics.items()}
+
+    def _repr_html_(self) -> str:
+        return html_table(reports_table({"value": self}, f"{self.benchmark}, {self.split}"))
 
 
 def write_report(report: Report, folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
+from msa_lite.report.tables.formats import TextTable, html_table
 from msa_lite.report.tables.reports import reading
 from msa_lite.report.verdict.figures import (
     Bound,
@@ -68,6 +69,9 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.sentence}"
+
+    def _repr_html_(self) -> str:
+        return html_table(TextTable([], [], str(self), self.reasons))
 
     @property
     def changes(self) -> str:
