@@ -295,7 +295,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/quickstart.ipynb"
 SMALL = [
     *(f"demo.{name}={count}" for name, count in {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}.items()),
     *("vector.epochs=2", "vector.batch_size=8", "vector.lora.rank=2"),
-    *("forget.alpha=[0.5, 1.0]", "retain.beta=0.5", "evaluate.max_new_tokens=4", "verdict=off"),
+    *("forget.alpha=[0.5, 1.0]", "retain.beta=0.5", "merge.filter=1", "evaluate.max_new_tokens=4", "verdict=off"),
 ]
 
 
@@ -320,11 +320,16 @@ def test_the_notebook_runs_to_its_last_cell(tmp_path: Path) -> None:
     parameters.source = f"overrides = {SMALL!r}"
     with patch.dict(os.environ, {"PYTHONPATH": str(NOTEBOOK.parents[1]), "HF_HUB_OFFLINE": "1"}):
         nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    run, scores, questions, points, merge, compared = map(outputs_of, code_cells(notebook)[1:])
+    run, questions, points, merge, compared = map(outputs_of, code_cells(notebook)[1:])
     assert "RunResult(runs/quickstart: " in run
-    assert "forget vector: done" in run, "progress, as lines"
-    assert "unlearned" in scores
+    assert "λ" in run or "filter" in run
+    assert re.search(r"forget vector .* 100%", run), "a bar"
+    assert "<caption>" in run
     assert questions.count("  unlearned  ") == 2
-    assert "text/markdown" in str(code_cells(notebook)[4].outputs), points
+    assert "text/markdown" in str(code_cells(notebook)[3].outputs), points
     assert "weights in" in merge
     assert "twice the α" in compared
+    errors = "".join(
+        each.text for cell in code_cells(notebook) for each in cell.outputs if each.get("name") == "stderr"
+    )
+    assert not re.search(r"\.py:\d+|Warning|\[transformers\]|started", errors), "nothing of other packages"
