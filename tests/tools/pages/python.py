@@ -19,7 +19,8 @@ Written by `python -m tests.tools.pages` from `msa_lite.__all__`. `import msa_li
 transformers; each function loads what it needs. Errors are [classes of msa_lite.errors](errors.md).
 
 A `recipe` is a file, the name of a shipped recipe, or a mapping. `overrides` are texts such as `"forget.alpha=1.25"`.
-`progress` is `msa_lite.show_progress()`, or your own function `progress(label, done, total)`.
+`progress` is `msa_lite.show_progress()`, or your own function `progress(label, done, total)`. In a
+notebook, calls show bars without it and hide other packages' warnings, and results are tables.
 
 ## Functions
 """
