@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_723,
     "modules": 286,
     "lines of the tests": 44_145,
-    "words of the docs": 47_450,
+    "words of the docs": 47_717,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
