@@ -1,18 +1,19 @@
 """The pictures of README and docs with numbers: `python -m tests.tools.site_pictures` draws them into docs/pictures.
 
-With the folder of a finished quickstart, `python -m tests.tools.site_pictures runs/quickstart` also draws
-before_after.svg from its answers, and takes report.png of its report with chromium.
+With the folder of a finished quickstart, `python -m tests.tools.site_pictures runs/quickstart` also takes report.png of
+its report and web.png of its page with chromium. `--answers RUN` draws before_after.svg from a run of
+`tests.benchmarks.newcomer`.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,9 @@ PICTURES = ROOT / "docs/pictures"
 INK, PALE, LINE = "#24292f", "#57606a", "#d0d7de"
 BLUE, RED, GREEN, ORANGE = "#2f5fb3", "#c0392b", "#2e7d43", "#b36b00"
 FILLS = {BLUE: "#eaf1fb", RED: "#fbeae8", GREEN: "#e8f5ec", ORANGE: "#fff4e0", PALE: "#f6f8fa"}
-_CARD = {"target": (RED, "Before", "the target"), "unlearned": (BLUE, "After", "the unlearned model"),
-         "ideal": (GREEN, "Ideal", "never saw the rows")}  # fmt: skip
+_CARD = {"target": (RED, "Before", "the target"), "unlearned": (BLUE, "After", "the unlearned model")}
 SHOWN = {"forget": 2, "retain": 1}
-"""The questions of before_after.svg: the first of each set among the ten that a run shows, without those to forget that
-the ideal answers right by chance."""
+"""The number of questions of each set in before_after.svg."""
 
 
 class Drawing:
@@ -139,36 +138,37 @@ def _first_table(text: str) -> dict[str, dict[str, str]]:
     return {name: dict(zip(lines[0][1:], cells, strict=True)) for name, *cells in lines[2:]}
 
 
-def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Return questions with the answers of target, unlearned model and ideal, each model a column.
+def before_after(run: Path) -> Drawing:
+    """Return questions with the answers of target and unlearned model, each model a column.
 
-    examples: as in report.json of a run. An answer that repeats what the data says is marked.
+    run: of questions. They are the first test rows of each set, `SHOWN` of them, that the target answers right.
     """
-    rows = [example for name, count in SHOWN.items() for example in _first(examples, name, count)]
-    width, top, height = 960, 66, 96
-    picture = Drawing(width, top + height * len(rows) + 14, "The same questions to target, unlearned model and ideal")
-    column, left = 240, 210
+    rows = [(name, *pair) for name, count in SHOWN.items() for pair in _answered(run, name)[:count]]
+    width, top, height = 860, 66, 96
+    picture = Drawing(width, top + height * len(rows) + 14, "The same questions to the model before and after")
+    column, left = 290, 264
     for number, (colour, word, who) in enumerate(_CARD.values()):
-        picture.text(left + number * (column + 4) + 12, 30, word, colour, 17, weight="bold")
-        picture.text(left + number * (column + 4) + 12, 50, who, PALE, 13)
-    for number, row in enumerate(rows):
+        picture.text(left + number * column + 12, 30, word, colour, 17, weight="bold")
+        picture.text(left + number * column + 12, 50, who, PALE, 13)
+    for number, (name, *answers) in enumerate(rows):
         y = top + height * number
-        word, colour = ("to forget", RED) if row["set_name"] == "forget" else ("to keep", GREEN)
+        word, colour = ("to forget", RED) if name == "forget" else ("to keep", GREEN)
         picture.text(20, y + 20, word, colour, 12, weight="bold")
-        _lines(picture, 20, y + 40, row["question"], 27)
-        for place, name in enumerate(_CARD):
-            x, answer = left + place * (column + 4), row["answers"][name]
-            is_recited = row["expected"] in answer
-            picture.box(x, y, column - 8, height - 14, colour if is_recited else PALE)
-            _lines(picture, x + 12, y + 30, answer, 32)
-            verdict = "as in the data" if is_recited else "something else"
-            picture.text(x + 12, y + height - 24, verdict, colour if is_recited else PALE, 11)
+        _lines(picture, 20, y + 40, answers[0]["question"], 35)
+        for place, (record, (colour, *_)) in enumerate(zip(answers, _CARD.values(), strict=True)):
+            x, is_right = left + place * column, record["accuracy"] == 1
+            picture.box(x, y, column - 12, height - 14, colour if is_right else PALE)
+            _lines(picture, x + 12, y + 30, record["generated"], 38)
+            text = "as in the training data" if is_right else "something else"
+            picture.text(x + 12, y + height - 24, text, colour if is_right else PALE, 11)
     return picture
 
 
-def _first(examples: Sequence[Mapping[str, Any]], name: str, count: int) -> list[Mapping[str, Any]]:
-    of_set = [example for example in examples if example["set_name"] == name]
-    return [row for row in of_set if name != "forget" or row["expected"] not in row["answers"]["ideal"]][:count]
+def _answered(run: Path, name: str) -> list[tuple[dict[str, Any], ...]]:
+    """Return the records of target and unlearned model for the rows of a set that the target answers right."""
+    files = [run / "evaluation" / model / f"{name}.jsonl" for model in _CARD]
+    records = [list(map(json.loads, file.read_text("utf-8").splitlines())) for file in files]
+    return [pair for pair in zip(*records, strict=True) if pair[0]["accuracy"] == 1]
 
 
 def _lines(picture: Drawing, x: float, y: float, text: str, width: int) -> None:
@@ -188,15 +188,7 @@ def draw_diagrams(folder: Path = PICTURES) -> list[Path]:
 
 
 def draw_run(run: Path, folder: Path = PICTURES) -> None:
-    """Draw before_after.svg from the answers of a finished run; take report.png of its report, web.png of its page."""
-    from msa_lite.pipeline.run.report import report_run
-    from msa_lite.report.page.run_files import run_json
-
-    with tempfile.TemporaryDirectory() as temporary:
-        copy = Path(temporary) / run.name  # the examples must not stay in the report of the run
-        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("history"))
-        examples = run_json(report_run(copy, show_examples=True))["examples"]
-    (folder / "before_after.svg").write_text(before_after(examples).svg(), "utf-8")
+    """Take report.png of the report of a finished run, and web.png of its page."""
     photograph(run / "report.html", folder / "report.png")
     photograph_web(run, folder / "web.png")
 
@@ -244,6 +236,10 @@ def _shrink(picture: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--answers", type=Path)
     draw_diagrams()
-    if (folder := parser.parse_args().run) is not None:
-        draw_run(folder)
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        draw_run(arguments.run)
+    if arguments.answers is not None:
+        (PICTURES / "before_after.svg").write_text(before_after(arguments.answers).svg(), "utf-8")

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.tools.site_pictures import PICTURES, draw_diagrams
+from tests.tools.site_pictures import PICTURES, before_after, draw_diagrams
 
 
 def test_the_diagrams_are_those_that_the_script_draws(tmp_path: Path) -> None:
     drawn = draw_diagrams(tmp_path)
     assert [file.read_text() == (PICTURES / file.name).read_text() for file in drawn] == [True] * 2
+
+
+def test_answers_are_those_of_the_first_rows_that_the_target_knows(tmp_path: Path) -> None:
+    for model, right in {"target": [0, 1, 1, 1], "unlearned": [1, 0, 1, 1]}.items():
+        for name in ("forget", "retain"):
+            rows = [
+                {"question": f"{name} {i}?", "generated": f"{model} {i}", "accuracy": ok} for i, ok in enumerate(right)
+            ]
+            (tmp_path / "evaluation" / model).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "evaluation" / model / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", before_after(tmp_path).svg())
+    known, other = "as in the training data", "something else"
+    assert texts[4:] == [
+        "to forget", "forget 1?", "target 1", known, "unlearned 1", other,
+        "to forget", "forget 2?", "target 2", known, "unlearned 2", known,
+        "to keep", "retain 1?", "target 1", known, "unlearned 1", other,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("file", sorted(PICTURES.glob("*.svg")), ids=lambda file: file.name)
