@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_723,
     "modules": 286,
-    "lines of the tests": 44_145,
-    "words of the docs": 47_717,
+    "lines of the tests": 44_158,
+    "words of the docs": 47_722,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
