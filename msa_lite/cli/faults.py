@@ -21,24 +21,6 @@ _CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the 
 _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
 _FAILED = dict.fromkeys((errno.EIO, errno.ESTALE), "the disk, or the way to it, fails; check it")
 _ADVICE = _CLOSED | _ODD | _FAILED  # by the system's error about a place
-_HARNESS = "run lm-evaluation-harness itself: lm_eval --model hf --model_args pretrained=MODEL --tasks NAMES"
-GONE_OPTIONS = {
-    "attack --budget": "give fewer rows (attack.rows=20), or name attacks",
-    "attack --model": "only models of a run are attacked; `msa-lite evaluate` scores any other",
-    "evaluate --allow-code": _HARNESS,
-    "evaluate --dry-run": "`msa-lite plan RECIPE` says what a recipe needs",
-    "evaluate --judge-model": "--judge openai:MODEL, or --judge local:MODEL",
-    "evaluate --judge-prompts": "evaluate.judge.prompts in a recipe, and --recipe RECIPE",
-    "evaluate --judge-url": "the variable OPENAI_BASE_URL, or evaluate.judge.base_url in a recipe, and --recipe RECIPE",
-    "evaluate --system": "`prompt.system` in a recipe, and --recipe RECIPE",
-    "evaluate --tasks": _HARNESS,
-    "evaluate --tokenizer": "copy tokenizer.json and tokenizer_config.json of another model into the model's folder",
-    "report --csv": "the rows as JSON: --rows --json",
-    "run --show-examples": "msa-lite report RUN --show-examples",
-    "table --size": "python examples/small_table/small_table.py NAME DATA makes a table with tiny models",
-    "verify --schema": "the schema of record.json is msa_lite/record/schema.json",
-}
-"""Options that others took the place of, as "COMMAND --option" → the new form, for the refusal."""
 
 
 _TYPED: list[str] = []  # the words of this process's command
@@ -93,7 +75,7 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
         return error.exit_code
     if isinstance(error, click.ClickException):
         _print_usage(error)
-        return _say(_gone_option(error) or error.format_message(), 2)
+        return _say(_key_as_option(error) or error.format_message(), 2)
     if isinstance(error, MsaError):
         return _say("\n".join([str(error), *offers(error)]), error.exit_code)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
@@ -117,14 +99,12 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)
 
 
-def _gone_option(error: click.ClickException) -> str | None:
-    """Return the message for an option that a command no longer has, or that is a recipe's key; else None."""
+def _key_as_option(error: click.ClickException) -> str | None:
+    """Return the message for an option that is a key of recipes, to a command that takes one; else None."""
     from msa_lite.recipe import key_hint
 
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    if advice := GONE_OPTIONS.get(f"{error.ctx.command_path.removeprefix('msa-lite ')} {error.option_name}"):
-        return f"{error.option_name} is gone: {advice}"
     hint = key_hint(error.option_name.lstrip("-").replace("-", "_"))
     takes_keys = any(parameter.name == "overrides" for parameter in error.ctx.command.params)
     return f"{error.option_name}: no such option; keys are given as KEY=VALUE{hint}" if hint and takes_keys else None

@@ -18,7 +18,7 @@ import torch
 
 from msa_lite import cli
 from msa_lite.cli import output, runs
-from msa_lite.cli.faults import GONE_OPTIONS, report_error
+from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
 from msa_lite.errors import Faults, MismatchError, MsaError, StageError, UsageError, allowed_by, with_retries
 from msa_lite.io.console.display import Notices
@@ -65,13 +65,6 @@ def test_only_with_verbose_before_or_after_the_command_is_more_than_warnings_sho
     as_run(body)
     more = "info: more of it\n" if len(arguments) > 1 else ""
     assert call(*arguments) == (0, "", f"{more}warning: mind this\n")
-
-
-@pytest.mark.parametrize("option", GONE_OPTIONS)
-def test_an_option_that_is_gone_is_refused_with_its_new_form(option: str, call: Call) -> None:
-    status, _, err = call(*option.split())
-    assert status == 2
-    assert err.endswith(f"error: {option.split()[-1]} is gone: {GONE_OPTIONS[option]}\n")
 
 
 @pytest.mark.parametrize(("arguments", "recipe"), [((), "quickstart"), (("--model", "smollm2"), "quickstart-smollm2")])
