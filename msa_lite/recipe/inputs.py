@@ -68,7 +68,7 @@ def check_points(value: OneValue) -> OneValue:
     return value
 
 
-Tracker = Literal["tensorboard", "wandb", "trackio"]
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 Trackers = Annotated[
     list[Tracker],
     BeforeValidator(

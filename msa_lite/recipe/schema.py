@@ -132,7 +132,8 @@ class Recipe(Closed):
     """The id of the deletion request, at most 200 characters. record.json has it; it does not change a result."""
     track: Trackers = []
     """The trackers that get the loss of each step and the scores of each candidate: tensorboard (files in
-    `$output/tracking`), wandb or trackio, or a list of them. They get no rows, and change no result."""
+    `$output/tracking`), wandb, trackio or mlflow (a file there, or the server of MLFLOW_TRACKING_URI), or a list of
+    them. They get no rows, and change no result."""
     output: str
     """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)

@@ -146,8 +146,9 @@ class TrainingRecipe(Closed):
     prompt: Prompt = PromptSettings()
     """The prompt of rows of format qa. auto is refused, because no model knows the rows yet."""
     track: Trackers = []
-    """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb or trackio, or a
-    list of them. They get no rows, and change no result."""
+    """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb, trackio or
+    mlflow (a file there, or the server of MLFLOW_TRACKING_URI), or a list of them. They get no rows, and change no
+    result."""
     output: str
     """The folder of the models."""
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)

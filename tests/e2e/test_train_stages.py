@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +17,8 @@ import msa_lite
 from msa_lite.demo import make_groups
 from msa_lite.errors import StageError
 from msa_lite.io.finished.seal import verify_folder
+from msa_lite.pipeline.prepare.run import Context, msa_scope
+from msa_lite.pipeline.prepare.sending import going_out
 from msa_lite.recipe import load_recipe
 from msa_lite.train import Tracking
 from msa_lite.train.fit import tracking
@@ -163,6 +167,60 @@ def test_losses_and_points_are_tracked_and_no_row(learnt: Path, tmp_path: Path, 
     assert again.choice == result.choice
     assert msa_lite.sweep(recipe, ["track=[tensorboard]", "vector.epochs=1"]) is not None
     assert written == {}
+
+
+class MlflowClient:
+    """A tracking server of MLflow: what it got."""
+
+    got: ClassVar[list[Any]] = []
+
+    def __init__(self, address: str) -> None:
+        self.got.append(address)
+
+    def get_experiment_by_name(self, name: str) -> None:
+        return None
+
+    def create_experiment(self, name: str) -> str:
+        return f"{name}'s id"
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        self.got.append((experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="1"))
+
+    def log_batch(self, run: str, metrics: list[tuple[Any, ...]]) -> None:
+        self.got.extend((name, value, step) for name, value, _, step in metrics)
+
+    def set_terminated(self, run: str, status: str) -> None:
+        self.got.append(status)
+
+
+def test_mlflow_gets_a_run_without_user_and_script_in_a_file_or_at_a_server_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, learnt: Path
+) -> None:
+    mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    mlflow.MlflowClient = MlflowClient  # type: ignore[attr-defined]
+    entities.Metric = lambda *values: values  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    trackers = Tracking(("mlflow",), tmp_path / "tracking", "tofu")
+    recipe = load_recipe(sweep_recipe(learnt, tmp_path / "run"), ["track=mlflow"])
+    for address, told in {"": [], "https://u:secret@ml.example.org/x": ["MLflow (ml.example.org) gets losses"]}.items():
+        monkeypatch.setattr(MlflowClient, "got", [])
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with trackers.lines("forget vector") as report:
+            report({"loss": 0.5, "rate": 1.0}, 7)
+        with suppress(KeyError), trackers.lines("forget vector", at_once=True):
+            raise KeyError
+        place, begun, *lines = MlflowClient.got
+        assert place == (address or f"sqlite:///{tmp_path}/tracking/mlflow.db")
+        assert begun == ("msa-lite's id", "tofu forget vector")
+        assert lines == [("loss", 0.5, 7), ("rate", 1.0, 7), "FINISHED", place, begun, "FAILED"]
+        sentences = going_out(Context(recipe, msa_scope(recipe)), scores=True)
+        assert [sentence.partition(", rates")[0] for sentence in sentences] == told
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from urllib.parse import urlsplit
+
 from msa_lite.evals.benchmarks.benchmark import judged_rows
 from msa_lite.evals.judge.server import find_server
 from msa_lite.pipeline.prepare.run import Context
+from msa_lite.train.fit.tracking import MLFLOW_ADDRESS
 
 
 def going_out(context: Context, scores: bool, publishes: bool = False) -> list[str]:
@@ -24,8 +28,11 @@ def going_out(context: Context, scores: bool, publishes: bool = False) -> list[s
         rows = judged_rows(evaluate.benchmark, parts, evaluate.limit)
         needs = "; only the recipe names it, so the run needs --accept" if server.needs_consent else ""
         told.append(server.gets(evaluate.judge.model_name, f"{rows}, the answers of {', '.join(answers)}") + needs)
-    if "wandb" in recipe.track:
-        told.append("Weights & Biases gets losses, rates, scores and the name of the run, and no rows")
+    trackers = {"wandb": "Weights & Biases"}
+    if (address := os.environ.get(MLFLOW_ADDRESS, "")) and not address.startswith(("file:", "sqlite:", "/")):
+        trackers["mlflow"] = f"MLflow ({urlsplit(address).hostname or address})"
+    gets = "gets losses, rates, scores and the name of the run, and no rows"
+    told += [f"{place} {gets}" for name, place in trackers.items() if name in recipe.track]
     if publishes and recipe.publish.repo:
         readers = "only its owner can read it" if recipe.publish.private else "everybody can read it"
         told.append(f"the Hub gets the model as {recipe.publish.repo}; {readers}")

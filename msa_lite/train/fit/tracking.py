@@ -1,7 +1,7 @@
-"""Send the losses of fits and the scores of candidates to trackers: TensorBoard, Weights & Biases, Trackio.
+"""Send the losses of fits and the scores of candidates to trackers: TensorBoard, Weights & Biases, Trackio, MLflow.
 
 They get losses, rates and scores, and never a row. What a tracker would collect by itself (console, code) is switched
-off. The Trainer reports to none of them.
+off. The Trainer reports to none of them: to MLflow it would send all its arguments, with paths and config.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from msa_lite.errors import StageError, UsageError
 
 PROJECT = "msa-lite"
+MLFLOW_ADDRESS = "MLFLOW_TRACKING_URI"
+"""The variable with the address of MLflow's server. Without it, its runs stand in a file beside the others."""
 
 Line = Mapping[str, float]
 """Values by name."""
@@ -114,8 +117,33 @@ def _trackio(title: str, place: Path) -> Iterator[Reporter]:
         trackio.finish()
 
 
+@contextmanager
+def _mlflow(title: str, place: Path) -> Iterator[Reporter]:
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR"} | os.environ
+    from mlflow import MlflowClient  # whose runs have no user, script and commit, as those of start_run do
+    from mlflow.entities import Metric
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(os.environ.get(MLFLOW_ADDRESS) or f"sqlite:///{place.parent.absolute()}/mlflow.db")
+    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    experiment = client.get_experiment_by_name(project)
+    number = experiment.experiment_id if experiment else client.create_experiment(project)
+    run, status = client.create_run(number, run_name=title).info.run_id, "FAILED"
+
+    def report(line: Line, step: int) -> None:
+        now = int(time.time() * 1000)
+        client.log_batch(run, [Metric(name, value, now, step) for name, value in line.items()])
+
+    try:
+        yield report
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run, status)
+
+
 _OPENERS: dict[str, Callable[[str, Path], AbstractContextManager[Reporter]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "trackio": _trackio,
+    "mlflow": _mlflow,
 }

@@ -81,7 +81,7 @@ RUN: dict[str, tuple[bool, str]] = {
     f"{ATTACKS_FOLDER}/": (True, "With `msa-lite attack`: each attack's report, its answers, and rows in other words"),
     f"{HISTORY}/": (True, "With `demo:`: the models and rows that the run made first"),
     f"{{{','.join(WRITTEN_OUT)}}}/": (True, "A target or prior that was a LoRA adapter, merged into its base"),
-    f"{TRACKING}/": (False, "The files of `track: tensorboard`"),
+    f"{TRACKING}/": (False, "The files of `track: tensorboard` and `mlflow`"),
     PURGED_FILE: (False, "The files that `msa-lite purge` removed, and when"),
 }  # fmt: skip
 # Key of a manifest → its content. The first ones stand in every manifest.
