@@ -132,7 +132,7 @@ class AttackEntry:
     """Half a sentence for help texts and reports: what somebody does to get the rows back."""
     words: str
     """Its name for somebody who knows nothing of attacks; with `leak`, a clause."""
-    leak: str = "bring the rows back"
+    leak: str = "brings rows back"
     """The rest of that clause, of an attack that succeeds."""
 
 
@@ -140,31 +140,30 @@ ATTACKS: dict[str, AttackEntry] = {
     "membership": AttackEntry(
         "msa_lite.attacks.membership.Membership",
         "tell from its losses that a model was trained on the rows",
-        "losses",
-        "tell the rows apart",
+        "comparing its losses",
+        "tells the rows from others",
     ),
     "prompt": AttackEntry(
         "msa_lite.attacks.prompt.Prompting",
         "ask in other words, with examples, with the first words of the answer",
-        "other prompts",
+        "asking in other words",
     ),
     "sample": AttackEntry(
-        "msa_lite.attacks.sample.Sample", "draw many answers at random, and look at the best", "many samples"
+        "msa_lite.attacks.sample.Sample", "draw many answers at random, and look at the best", "drawing many answers"
     ),
     "quantise": AttackEntry(
-        "msa_lite.attacks.quantise.Quantise", "round the weights to 8 or 4 bits", "rounded weights"
+        "msa_lite.attacks.quantise.Quantise", "round the weights to 8 or 4 bits", "rounding its weights"
     ),
     "relearn": AttackEntry(
         "msa_lite.attacks.relearn.Relearn",
         "train a little on a part of the rows, or on others",
-        "more training",
-        "brings the rows back",
+        "training it a little more",
     ),
     "depth": AttackEntry(
         "msa_lite.attacks.depth.Depth",
         "read the rows from inner layers, by activation patching",
-        "inner layers",
-        "still hold the rows",
+        "reading its inner layers",
+        "still finds the rows",
     ),
 }
 

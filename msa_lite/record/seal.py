@@ -23,8 +23,8 @@ from msa_lite.io.files.writing import replacing, sync, write_text
 from msa_lite.io.finished.seal import is_whole, sealed_json
 from msa_lite.io.weights.checkpoint import unique_keys
 from msa_lite.record.schema import SEAL, KeyedRows, Removal
+from msa_lite.report.run.provenance import RECORD_FILE
 
-RECORD_FILE = "record.json"
 SIGNATURE_FILE = "record.json.sig"
 _LIMIT = 1 << 30  # bytes; 150 for each row to forget
 

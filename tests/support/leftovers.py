@@ -14,13 +14,13 @@ from msa_lite.record.facts import resealed
 
 
 def copy_run(finished: Path, folder: Path) -> Path:
-    """Copy a finished run, with its baselines' runs; its reports show examples."""
+    """Copy a finished run, with its baselines' runs; its reports show examples and rows."""
     shutil.copytree(finished, folder)
     text = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(text.replace(str(finished), str(folder)))
     with resealed(folder, {"recipe.yaml": hash_file(folder / "recipe.yaml")}):
         pass
-    report_run(folder, show_examples=True)
+    report_run(folder, show_examples=True, rows=True)
     return folder
 
 

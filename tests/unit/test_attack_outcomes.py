@@ -78,19 +78,22 @@ SILENT = TrialResult("t", "t", None, None, 40)
 HEADLINES: dict[str, tuple[dict[str, TrialResult], list[str]]] = {
     "one leak": (
         {"prompt": _Results.holds, "membership": LEAK, "quantise": _Results.holds},
-        ["losses tell the rows apart (94 %)", "other prompts, rounded weights: withstood"],
+        [
+            "comparing its losses tells the rows from others (94 % of what was known)",
+            "asking in other words, rounding its weights: surely at most 20 % comes back",
+        ],
     ),
     "the worst first": (
         {"sample": _Results.leaks, "relearn": LEAK, "depth": replace(LEAK, share=0.7)},
         [
-            "more training brings the rows back (94 %)",
-            "inner layers still hold the rows (70 %)",
-            "many samples bring the rows back (60 %)",
+            "training it a little more brings rows back (94 % of what was known)",
+            "reading its inner layers still finds the rows (70 % of what was known)",
+            "drawing many answers brings rows back (60 % of what was known)",
         ],
     ),
     "nothing is known": (
         {"prompt": OPEN, "depth": SILENT},
-        ["other prompts: undecided (too few rows)", "inner layers: nothing can be told"],
+        ["asking in other words: too few rows to say", "reading its inner layers: nothing can be told"],
     ),
 }
 
@@ -107,14 +110,16 @@ def test_the_line_names_a_model_that_is_not_the_runs_own() -> None:
     whole = facts(prompt=(_Results.holds,))
     result = whole.attacks[0]
     other = replace(result, models={**result.models, "older": AttackedModel((LEAK,))})
-    assert AttackFacts((other,)).headline("older").startswith("Attacks on older: other prompts bring the rows back")
+    assert (
+        AttackFacts((other,)).headline("older").startswith("Attacks on older: asking in other words brings rows back")
+    )
 
 
 def test_rows_that_look_less_known_than_they_should_are_told_with_both_aucs() -> None:
     less = TrialResult("loss", "loss", 0.0, (0.0, 0.0), 40, overshoot=Overshoot(0.82, (0.7, 0.9), 0.09, 0.5))
     words = "the rows look less known than they should (AUC 0.09, the control's 0.50)"
     whole = facts(membership=(less,))
-    assert whole.headline() == f"Attacks: losses tell the rows apart: {words}."
+    assert whole.headline() == f"Attacks: comparing its losses tells the rows from others: {words}."
     metric = attack_report(whole, {}).metrics["membership.unlearned"]
     assert (metric.value, words in str(metric.note)) == (pytest.approx(-0.82), True)
 

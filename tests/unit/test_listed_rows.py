@@ -75,6 +75,30 @@ def test_tofu_muse_and_restor_are_listed_by_their_own_checks() -> None:
     assert restor.rows[0].expected == "a / b"
 
 
+def restored(right: bool) -> dict[str, Any]:
+    return {"question": "q", "answers": ["a"], "corrupted": False, "containment": float(right), "generated": "x"}
+
+
+UNASKED = question("Yes", "", 0, 0) | {"generated": None, "accuracy": None}
+LOST: dict[str, tuple[str, list[Any], list[Any], tuple[list[int], int] | None]] = {
+    "questions": ("qa", [*known(4), *unknown(1)], [*unknown(1), *known(1), *unknown(1), *known(2)], ([0, 2], 4)),
+    "texts": ("qa", [text(0.95), text(0.9), text(0.8)], [text(0.89), text(0.9), text(0.1)], ([0], 2)),
+    "not asked": ("tofu", [*known(1), UNASKED], [UNASKED, *unknown(1)], ([], 1)),
+    "restor": ("restor", [restored(True)] * 2 + [restored(False)], [restored(False), *[restored(True)] * 2], ([0], 2)),
+    "passages are not right or wrong": ("muse", known(1), unknown(1), None),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_rows_to_keep_are_lost_where_the_target_knows_them_and_the_model_does_not(case: str) -> None:
+    benchmark, before, now, expected = LOST[case]
+    name = {"restor": "questions", "muse": "knowmem_retain"}.get(benchmark, "retain")
+    rows = listed(benchmark, **{model: {name: numbered(r)} for model, r in (("target", before), ("unlearned", now))})
+    assert (None if rows.lost is None else ([row.index for row in rows.lost], rows.known)) == expected
+    assert all(row.failed == {"target": False, "unlearned": True} for row in rows.lost or ())
+    assert listed(benchmark, unlearned={name: numbered(now)}).lost is None, "nothing shows what was known before"
+
+
 def test_no_text_steers_a_terminal() -> None:
     hostile = "\x1b[31mred\x1b[0m\r\nnext\u202eline ```"
     rows = listed("qa", unlearned={"forget": numbered([question(hostile, hostile, 1.0, 1.0)])})
@@ -92,13 +116,19 @@ def run(tmp_path: Path) -> Path:
             "unlearned": [*unknown(11), *known(1)],
             "ideal": unknown(12),
         }.items():
+            kept = numbered(unknown(3) if model == "unlearned" else known(3))
+            kept = [record | {"question": f"kept {at}"} for at, record in enumerate(kept)]
             place = folder / "evaluation" / f"{model}{part}"
             report = (place / "report.json").read_bytes()
             inputs = json.loads((place / "manifest.json").read_text())["inputs"]
             with stage_folder(place, "evaluation", inputs) as partial:
                 (partial / "report.json").write_bytes(report)
                 write_records(partial / "forget.jsonl", numbered(records))
+                write_records(partial / "retain.jsonl", kept)
     return folder
+
+
+LOST_HERE = (3, ["kept 0", "kept 1", "kept 2"])
 
 
 @pytest.mark.pictures
@@ -108,8 +138,9 @@ def test_the_report_holds_rows_only_where_they_are_asked_for(run: Path) -> None:
         listed_rows = story.forget_rows
         assert (listed_rows is not None) == rows
         assert listed_rows is None or (len(listed_rows.rows), listed_rows.rows[0].index) == (12, 11)
+        assert listed_rows is None or (listed_rows.known, [row.question for row in listed_rows.lost or ()]) == LOST_HERE
         texts = [(run / name).read_text() for name in ("report.html", "report.json")]
-        assert ["question 11" in text for text in texts] == [holds] * 2
+        assert [word in text for text in texts for word in ("question 11", "kept 2")] == [holds] * 4
 
 
 def test_what_is_missing_for_a_list_is_named(run: Path) -> None:

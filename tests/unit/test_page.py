@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +18,9 @@ from msa_lite.report.page.run_files import make_page
 from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, Gain, TrialResult
 from msa_lite.report.run.rows import ListedRow, RowList
 from msa_lite.report.tables.reports import number
-from msa_lite.report.verdict.figures import EarlierFacts, Forgotten
-from msa_lite.report.verdict.verdict import NoVerdict
+from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept
+from msa_lite.report.verdict.verdict import NoVerdict, make_verdict, write_verdict
+from tests.support.records import around, make_forgotten, make_kept
 from tests.support.stories import HOSTILE, STORIES, full, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
@@ -90,14 +94,69 @@ def test_people_who_hear_the_page_get_its_order_and_its_numbers(name: str, pages
     assert all(one["role"] == "img" and re.search(r"\d", one["aria-label"]) for one in pictures)
 
 
-def test_the_sentence_comes_first_then_the_picture_then_the_rest(pages: dict[str, str]) -> None:
+def test_the_outcome_comes_first_then_sentence_and_table_then_the_rest(pages: dict[str, str]) -> None:
     ids = [one for one in _Outline(pages["full"]).values("id") if re.fullmatch("[a-z]+", one)]
     assert ids == [
         "result", "verdict", "scores", "method", "choice", "training", "update", "evidence", "probe", "interference",
         "examples", "provenance", "limits",
     ]  # fmt: skip
     page = pages["full"]
-    assert page.index("still answers 1 of the 48") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
+    firsts = (">PASS<", "still answers 1 of the 48", "<table", "What may remain", "<svg")
+    assert [*firsts] == sorted(firsts, key=page.index)
+
+
+def lines_of_the_first_table(page: str) -> list[list[str]]:
+    """The cells of each row, without small print but "decides"."""
+    table = re.sub(r'<span class="meaning">.*?</span>', "", page[page.index("<tbody>") : page.index("</tbody>")])
+    rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", table, re.S)]
+    return [[re.sub(r"<[^>]+>", "", cell).replace("−", "-") for cell in row] for row in rows]
+
+
+KEPT = make_kept(rows=120)
+DECIDED: dict[str, tuple[dict[str, Any], Kept | None, list[str]]] = {
+    "all is met": ({}, KEPT, ["✓ met"] * 4),
+    "a bound at its limit": ({"excess": Bound(0.02, -0.06, 0.1)}, KEPT, ["✓ met"] * 4),
+    "a bound just beyond": ({"excess": Bound(0.02, -0.06, 0.1004)}, KEPT, ["? too few rows decides", *["✓ met"] * 3]),
+    "estimates beyond": (
+        {"left": {"extraction_strength": around(-0.3), "probability": around(0.65)}},
+        make_kept(0.8),
+        ["✓ met", "✓ met", "✗ missed decides", "✗ missed decides"],
+    ),
+    "surely recited": (
+        {"excess": Bound(0.5, 0.4, 0.6)},
+        make_kept(0.8),
+        ["✗ surely missed decides", "✓ met", "✓ met", "✗ missed"],
+    ),
+    "surely lost": ({}, make_kept(0.5), [*["✓ met"] * 3, "✗ surely missed decides"]),
+    "learnt rows": ({}, replace(KEPT, fitted=True), [*["✓ met"] * 3, "– does not count decides"]),
+    "no control": (
+        {"excess": None, "control": None, "left": {}},
+        None,
+        ["– not measured decides", "– not measured decides"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECIDED)
+def test_the_first_table_has_the_figures_of_verdict_json_and_marks_what_decided(case: str, tmp_path: Path) -> None:
+    changes, kept, results = DECIDED[case]
+    verdict = make_verdict(make_forgotten(**changes), kept)
+    write_verdict(verdict, tmp_path)
+    values = json.loads((tmp_path / "verdict.json").read_text())
+    lines = lines_of_the_first_table(make_page(replace(full(), verdict=verdict), drawn=False))
+    assert [line[-1] for line in lines] == results
+    told, margins = values["forgotten"], values["margins"]
+    figures = [(told["excess"], margins["recited"]), *((gap, margins["left"]) for gap in told["left"].values())]
+    figures.append((values["kept"] and values["kept"]["share"], margins["kept"]))
+    for (figure, margin), (_, measured, surely, limit, _) in zip(figures, lines, strict=True):
+        sign, side = (1, "low") if limit.startswith("at least") else (-1, "high")
+        assert float(limit.split()[2]) == pytest.approx(100 * margin)
+        assert (measured == surely == "–") == (figure is None)
+        if figure:
+            assert float(measured.split()[0]) == pytest.approx(100 * figure["value"], abs=0.0501)
+            rounded_away = sign * (100 * figure[side] - float(surely.split()[2]))
+            assert surely.split()[:2] == limit.split()[:2]
+            assert -1e-6 <= rounded_away < 0.1, "a bound never looks better than it is"
 
 
 def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
@@ -141,7 +200,7 @@ def test_a_failure_says_why(pages: dict[str, str]) -> None:
     assert "30 of 48 rows are still recited" in page
     assert "Rounding to bfloat16 lost 41 % of the update." in page
     page = make_page(replace(unfinished(), verdict=NoVerdict("nothing was scored")))
-    assert "badge " not in page.split("</style>")[1]
+    assert ('<span class="badge none">NO VERDICT</span>' in page, "What decides" in page) == (True, False)
 
 
 def test_parts_that_few_runs_have_are_on_the_page() -> None:
@@ -158,14 +217,14 @@ def test_parts_that_few_runs_have_are_on_the_page() -> None:
             attacks=attacks,
             verdict=replace(whole.verdict, earlier=EarlierFacts(1, 40, again, {"runs/a": 1})),
             fits={name: replace(fit, loss=loss) for name, fit in whole.fits.items()},
-            forget_rows=RowList([row]),
+            forget_rows=RowList([row], lost=[replace(row, index=5, answers={"unlearned": "There"})], known=7),
         ),
         drawn=False,
     )
     text = " ".join(" ".join(_Outline(page).text).split())
     for part in ("went 80 % of the way", "this model 2 of 20 10 %", "rows that no model saw 1 of 10",
                  "50 % (30 % to 70 %)", "40 % (20 % to 60 %)", "R 0.5", "Not made: depth: no room",
-                 "Row 3: Where?", "recited: Here"):  # fmt: skip
+                 "Row 3: Where?", "recited: Here", "lost: 1 of 7.", "Row 5: Where?", "lost: There"):  # fmt: skip
         assert part in text, part
 
 

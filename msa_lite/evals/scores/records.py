@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -222,7 +222,7 @@ def _join(benchmark: Benchmark, name: str, answers: Sequence[_Answer]) -> list[R
 
 
 def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 0) -> RowList:
-    """Return all rows to forget with the answers of target, unlearned model and ideal.
+    """Return all rows to forget, and the lost ones to keep, with the answers of target, unlearned model and ideal.
 
     models: records by set, by the name of the model; known: the rows to forget that there are,
     if that is known; those without a record are counted as `unscored`.
@@ -231,13 +231,29 @@ def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 
     sides = {name: {record["index"]: record for record in listed(records)} for name, records in models.items()}
     indices = list(dict.fromkeys(index for records in sides.values() for index in records))
     rows = [
-        _row(benchmark, index, {name: records[index] for name, records in sides.items() if index in records})
+        _row(index, {name: records[index] for name, records in sides.items() if index in records}, benchmark.fails)
         for index in indices
     ]
-    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)))
+    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)), *_lost(benchmark, models))
 
 
-def _row(benchmark: Benchmark, index: int, records: Mapping[str, Record]) -> ListedRow:
+def _lost(benchmark: Benchmark, models: Mapping[str, Records]) -> tuple[list[ListedRow] | None, int]:
+    """Return the rows to keep that the target knows and the unlearned model does not, and how many the target knows."""
+    loses, sides = benchmark.loses, dict[str, dict[int, Record]]()
+    if loses is None or not {"target", "unlearned"} <= models.keys():
+        return None, 0
+    for name, records in models.items():
+        places = benchmark.places(records, "retain")
+        sides[name] = {records[part][at]["index"]: records[part][at] for part, at in places}
+    known = [
+        index for index, record in sides["target"].items() if loses(record) is False and index in sides["unlearned"]
+    ]
+    lost = [index for index in known if loses(sides["unlearned"][index])]
+    rows = [_row(index, {name: side[index] for name, side in sides.items() if index in side}, loses) for index in lost]
+    return rows, len(known)
+
+
+def _row(index: int, records: Mapping[str, Record], fails: Callable[[Record], bool | None]) -> ListedRow:
     first = next(iter(records.values()))
     text = first.get("text") or ""
     return ListedRow(
@@ -246,7 +262,7 @@ def _row(benchmark: Benchmark, index: int, records: Mapping[str, Record]) -> Lis
         _expected(first),
         text,
         {name: _answer(record) for name, record in records.items()},
-        {name: benchmark.fails(record) for name, record in records.items()},
+        {name: fails(record) for name, record in records.items()},
         {name: record.get("exact_memorization") for name, record in records.items()} if text else {},
     )
 

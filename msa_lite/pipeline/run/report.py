@@ -63,11 +63,11 @@ END_FILES = (VERDICT_FILE, RECORD_FILE, *REPORT_FILES)
 def report_run(folder: str | Path, show_examples: bool = False, rows: bool = False) -> Story:
     """Write report.html and report.json of a run, finished or not, into its folder. Return its story.
 
-    show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget in
-    the returned story (`forget_rows`); only with show_examples are they also in the files. Raise before anything
-    is written: UsageError for a folder that is no run, and for rows of a run that has none or was purged; MismatchError
-    for files that changed since they were written; FormatError for broken files; OutputError for examples of a run in
-    which a process works.
+    show_examples: add ten questions with the models' answers, which hold the data. rows: list every row to forget, and
+    the rows to keep that were lost, in the returned story (`forget_rows`); with show_examples also in the files. Raise
+    before anything is written: UsageError for a folder that is no run, and for rows of a run that has none or was
+    purged; MismatchError for files that changed since they were written; FormatError for broken files; OutputError for
+    examples of a run in which a process works.
     """
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
@@ -149,7 +149,10 @@ def _examples(folder: Path) -> list[SideBySide]:
 
 
 def forget_rows(folder: Path) -> RowList:
-    """Return all rows to forget. Raise UsageError, with what is missing, where the unlearned model has no records."""
+    """Return all rows to forget, and the rows to keep that were lost.
+
+    Raise UsageError, with what is missing, where the unlearned model has no records.
+    """
     story = load_story(folder)
     day = purge_day(folder)
     if day is not None:

@@ -15,7 +15,7 @@ from msa_lite.catalogue import evidence_metric
 from msa_lite.io.files.writing import json_form
 from msa_lite.report.page.card import PAPER
 from msa_lite.report.page.charts import ByModel, Chart, cut, loss_chart, score_dots, sweep_chart
-from msa_lite.report.run.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult
+from msa_lite.report.run.attacks import OUTCOMES, AttackedModel, AttackFacts, AttackResult, TrialResult
 from msa_lite.report.run.choice import EXTRACTION, WHOLE, in_symbols, points_table, value_text
 from msa_lite.report.run.provenance import WITH_VECTORS
 from msa_lite.report.run.rows import row_lines
@@ -24,6 +24,7 @@ from msa_lite.report.tables.formats import Cell, Section, TextTable
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.tables.reports import RUN_REPORT, Metric, Report, arrow, number, reports_table, signed
 from msa_lite.report.verdict.figures import percent
+from msa_lite.report.verdict.verdict import MEANINGS
 
 _TEMPLATE = "report.html.jinja"
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
@@ -108,6 +109,7 @@ def make_page(story: Story, drawn: bool = True) -> str:
     )  # fmt: skip
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"EXTRACTION": EXTRACTION, "WHOLE": WHOLE, "GAIN_MEANING": GAIN_MEANING}
+    environment.globals |= {"MEANINGS": MEANINGS, "OUTCOMES": OUTCOMES}
     page = environment.get_template(_TEMPLATE).render(
         story=story,
         has_vectors=story.method in WITH_VECTORS,

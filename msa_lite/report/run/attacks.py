@@ -258,8 +258,8 @@ class AttackFacts:
 
 
 _COMMON: Mapping[AttackOutcome, str] = {
-    "unclear": "undecided (too few rows)",
-    "holds": "withstood",
+    "unclear": "too few rows to say",
+    "holds": f"surely at most {percent(MOST_BACK)} comes back",
     "silent": "nothing can be told",
 }
 
@@ -278,8 +278,8 @@ def _clause(name: str, attacked: AttackedModel) -> str:
         return f"{entry.words} {entry.leak}: {trial.less_known}"
     share = "–" if trial.share is None else percent(trial.share)
     if trial.outcome == "leaks" or without is None:
-        return f"{entry.words} {entry.leak} ({share})"
-    return f"{entry.words}: no sure gain ({share}, {percent(without)} without)"
+        return f"{entry.words} {entry.leak} ({share} of what was known)"
+    return f"{entry.words}: {share} of what was known, not surely more than without ({percent(without)})"
 
 
 def _entry(name: str) -> AttackEntry:

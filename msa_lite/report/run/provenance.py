@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
 
-from msa_lite.errors import FormatError, UsageError
+from msa_lite.errors import FormatError, MsaError, UsageError
 from msa_lite.io.files.reading import PlainDumper, parse_yaml, read_object, read_text
+from msa_lite.io.files.writing import hash_file
 from msa_lite.io.weights.hub import content_files, revision_of
 from msa_lite.report.tables.reports import reading, stage_manifest
 
 RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
+RECORD_FILE = "record.json"  # of a finished run: its removal record
 _RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"
 GIVEN = "paths as the recipe has them: "  # opens the note of a run's recipe.yaml with them, by full path
 _ROWS = "rows learnt, "
@@ -53,6 +57,8 @@ class Provenance:
     """True for the run of a method beside the recipe's own."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Local paths as the recipe has them, by full path: a report goes by mail, and names no folder of this machine."""
+    day: str = ""
+    """The day on which the run began, in UTC: "2026-01-31"."""
     json_keys: ClassVar = (
         "recipe", "method", "reason", "models", "revisions", "rows", "files", "versions", "seed", "form", "is_baseline",
     )  # fmt: skip
@@ -90,7 +96,20 @@ def load_provenance(folder: Path) -> Provenance:
         files={name: item["sha256"] for name, item in manifest.get("files", {}).items()},
         versions=dict(manifest.get("versions") or {}),
         seed=seed if isinstance(seed, int) else None,
+        day=_day(folder),
     )
+
+
+def _day(folder: Path) -> str:
+    """Return the day on which a run began, by the record of this recipe, which a copy keeps; else by the file's time.
+
+    The record itself has the time of recipe.yaml, so both are the same.
+    """
+    with suppress(MsaError, KeyError, TypeError, ValueError):
+        record = read_object(folder / RECORD_FILE)
+        if record["files"][RECIPE_FILE] == hash_file(folder / RECIPE_FILE):
+            return date.fromisoformat(record["started"][:10]).isoformat()
+    return datetime.fromtimestamp((folder / RECIPE_FILE).stat().st_mtime, UTC).date().isoformat()
 
 
 def given_paths_of(text: str, path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Show rows with the models' answers side by side: a few questions, or every row to forget."""
+"""Show rows with the models' answers side by side: a few questions, every row to forget, the lost ones to keep."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _MODELS = ("target", "unlearned", "ideal")
 _LABEL, _MARK = 11, 9  # columns for a line's name and its mark
 
 
-Failure = Literal["recited", "wrong"]
-"""The word for a model that fails on a row."""
-_STILL: Mapping[Failure, str] = {"recited": "rows are still recited", "wrong": "facts are still answered wrongly"}
+Failure = Literal["recited", "wrong", "lost"]
+"""The word for a model that fails on a row: on one to forget, or on one to keep."""
+_STILL = {"recited": "rows are still recited", "wrong": "facts are still answered wrongly"}
 
 
 @dataclass(frozen=True)
 class ListedRow:
-    """One row to forget, as the models know it."""
+    """One row, as the models know it."""
 
     index: int
     """Its place in the data, from 0."""
@@ -67,14 +67,15 @@ class ListedRow:
     answers: Mapping[str, str | None]
     """The answers by model; None where none was generated."""
     failed: Mapping[str, bool | None]
-    """By model: True where it recites the row (with RESTOR: answers wrongly), None where it was not asked."""
+    """By model: True where it recites a row to forget (with RESTOR: answers wrongly), or does not know one to keep;
+    None where it was not asked."""
     predicted: Mapping[str, float | None]
     """Of a text: the share of its tokens that each model predicts, in [0, 1]. Empty for a question."""
 
 
 @dataclass(frozen=True)
 class RowList:
-    """All rows to forget that were scored."""
+    """All rows to forget that were scored, and the rows to keep that were lost."""
 
     rows: Sequence[ListedRow]
     """The rows, failures of the unlearned model first, then those that it was not asked."""
@@ -82,7 +83,12 @@ class RowList:
     """The word for a failure."""
     unscored: int = 0
     """More rows to forget, on which the unlearned model was not scored; they are not listed."""
-    json_keys: ClassVar = ("counted", "counts", "unscored", "rows")
+    lost: Sequence[ListedRow] | None = None
+    """The rows to keep that the target knows and the unlearned model does not; None where such rows are not known or
+    unknown (MUSE)."""
+    known: int = 0
+    """The rows to keep that the target knows, of those on which both were scored."""
+    json_keys: ClassVar = ("counted", "counts", "unscored", "rows", "lost", "known")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,6 +111,11 @@ class RowList:
         first = "" if not count else "; it comes first" if count == 1 else "; these come first"
         others = "; ".join(f"{name}: {self.count(name)}" for name in self.models if name != "unlearned")
         return f"{count} of {len(self.rows)} {_STILL[self.counted]}{first}{f' ({others})' if others else ''}."
+
+    @property
+    def lost_headline(self) -> str:
+        """Return the count of lost rows in a sentence; "" where rows to keep cannot be lost."""
+        return "" if self.lost is None else f"Rows to keep that it knew and has lost: {len(self.lost)} of {self.known}."
 
     @property
     def remarks(self) -> list[str]:

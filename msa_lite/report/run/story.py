@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from datetime import date
+from pathlib import Path, PurePath
 from typing import Any
 
 from msa_lite.catalogue import BENCHMARKS
@@ -29,7 +30,7 @@ from msa_lite.report.run.update import Fit, Update, load_fits, load_update
 from msa_lite.report.tables.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.tables.reports import Report, reading, stage_manifest, stage_report
 from msa_lite.report.verdict.figures import EarlierFacts, counts_basis
-from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Verdict, load_verdict
+from msa_lite.report.verdict.verdict import VERDICT_FILE, NoVerdict, Outcome, Verdict, load_verdict
 from msa_lite.strengths import filtered_folder
 
 LIMIT = (
@@ -118,7 +119,30 @@ class Story:
         return self.provenance.is_baseline or self.method not in WITH_VECTORS
 
     @property
-    def outcome(self) -> str | None:
+    def run_name(self) -> str:
+        """Return the name of the run: its folder's, by the recipe, so that a copy has it, too."""
+        return PurePath(str(self.provenance.values.get("output") or self.folder)).name
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the target: its repository, or its folder without the way to it."""
+        name = self.names.get("target", "")
+        is_folder = self.provenance.revisions.get("target", "").startswith("sha256:")
+        return PurePath(name).name if is_folder else name.partition("@")[0]
+
+    @property
+    def day(self) -> str:
+        """Return the day on which the run began: "31 January 2026"; "" if it is not known."""
+        day = self.provenance.day
+        return f"{int(day[8:])} {date.fromisoformat(day):%B %Y}" if day else ""
+
+    @property
+    def request(self) -> str:
+        """Return the id of the request; "" without one."""
+        return str(self.provenance.values.get("request") or "")
+
+    @property
+    def outcome(self) -> Outcome | None:
         """Return PASS, PARTLY or FAIL; None where there is no verdict."""
         return self.verdict.outcome if self.verdict else None
 

@@ -1,16 +1,16 @@
 """Give the verdict on a run: PASS only where it is shown, FAIL where the opposite is, and else PARTLY with the reason.
 
-Three questions decide, each by a one-sided 95 % bound, so that few rows never pass by chance: are rows recited that a
-model would not recite that never saw them, is a gap to such a model left, and is the rest still known? The margins are
-a convention, written down before any run was judged by them; a recipe may set others, and the report prints them.
+Three questions decide (`criteria`), each by a one-sided 95 % bound, so that few rows never pass by chance: are rows
+recited that a model would not recite that never saw them, is a gap to such a model left, and is the rest still known?
+The margins are a convention, written down before any run was judged by them; a recipe may set others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -18,6 +18,15 @@ from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
 from msa_lite.report.tables.formats import TextTable, html_table
 from msa_lite.report.tables.reports import reading
+from msa_lite.report.verdict.criteria import (
+    FINE,
+    Criterion,
+    changed_criterion,
+    criteria_table,
+    kept_criterion,
+    left_criteria,
+    recited_criterion,
+)
 from msa_lite.report.verdict.figures import (
     Bound,
     EarlierFacts,
@@ -32,6 +41,13 @@ from msa_lite.settings import Margins
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
+MEANINGS: Mapping[Outcome | None, str] = {
+    "PASS": "Forgotten, as far as these tests can show; an approximation, no proof.",
+    "PARTLY": "It worked in part, or not surely. What decides is marked below.",
+    "FAIL": "It did not work. What decides is marked below.",
+    None: "Nothing is shown yet.",
+}
+"""Each outcome, and none, in words for somebody who never heard of unlearning."""
 _MANY = 10  # times the rows; that many say nothing to anybody
 FEW_ROWS = 12  # rows; of fewer, each is a tenth or more
 
@@ -71,7 +87,7 @@ class Verdict:
         return f"{self.outcome}: {self.sentence}"
 
     def _repr_html_(self) -> str:
-        return html_table(TextTable([], [], str(self), self.reasons))
+        return html_table(replace(self.table, title=str(self), notes=self.reasons))
 
     @property
     def changes(self) -> str:
@@ -89,6 +105,17 @@ class Verdict:
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
         return f"{_criteria(self.margins)}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+
+    @property
+    def table(self) -> TextTable:
+        """Return the questions that decided, with their figures and limits."""
+        note = (
+            "Surely: by a one-sided 95 % bound; the fewer the rows, the farther it lies from what was measured. What "
+            "is left: 0 % as if never seen, 100 % as before. In place of a model that never saw the rows: "
+            f"{CONTROLS[self.forgotten.control]}"
+        )
+        criteria = _criteria_of(self.forgotten, self.kept, self.margins, self.earlier)
+        return criteria_table(criteria, self.outcome, [note])
 
 
 @dataclass(frozen=True)
@@ -112,8 +139,8 @@ def _criteria(margins: Margins) -> str:
     """Return the rule for a PASS and a FAIL, in words."""
     recited = _points(margins.recited)
     return (
-        f"Each is shown by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the control's, at "
-        f"most {percent(margins.left)} of the gap between target and control is left, and at least "
+        f"Each question is decided by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the "
+        f"control's, at most {percent(margins.left)} of the gap between target and control is left, and at least "
         f"{percent(margins.kept)} is kept. FAIL: recited rows are surely more than {recited} above the control's, "
         f"surely less than {percent(margins.lost)} is kept, or the model's output is the same as before. PARTLY: all "
         "else"
@@ -122,12 +149,22 @@ def _criteria(margins: Margins) -> str:
 
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
     """Check whether the forget set meets a PASS: no bound lies beyond its margin. Choice and verdict share this."""
-    excess = forgotten.excess
-    return (
-        excess is not None
-        and excess.high <= margins.recited
-        and all(gap.high <= margins.left for gap in forgotten.left.values())
-    )
+    criteria = [recited_criterion(forgotten, margins), *left_criteria(forgotten, margins).values()]
+    return all(criterion.state == "shown" for criterion in criteria)
+
+
+def _criteria_of(
+    forgotten: Forgotten, kept: Kept | None, margins: Margins, earlier: EarlierFacts | None
+) -> list[Criterion]:
+    """Return the questions that decide; a missing change and earlier requests are among them where there are any."""
+    again = earlier.scored if earlier else None
+    return [
+        *([] if forgotten.changed else [changed_criterion(forgotten)]),
+        replace(recited_criterion(forgotten, margins), counts=forgotten.known),
+        *left_criteria(forgotten, margins).values(),
+        replace(kept_criterion(kept, margins), counts=not (kept and kept.fitted)),
+        *([recited_criterion(again, margins, is_earlier=True)] if again and again.excess else []),
+    ]
 
 
 def make_verdict(
@@ -142,22 +179,23 @@ def make_verdict(
     earlier: the rows of earlier requests. They fail the run where they are surely recited beyond the margin, and stand
     against PASS where they are by estimate; few rows decide nothing, and so does a single one that comes back.
     """
+    states = {criterion.state for criterion in _criteria_of(forgotten, kept, margins, earlier)}
+    outcome: Outcome = "FAIL" if "failed" in states else "PASS" if states <= {*FINE} else "PARTLY"
     sure, likely = _earlier_reasons(earlier, margins)
-    failures = [*_failures(forgotten, kept, margins), *sure]
-    shortfalls = [*_shortfalls(forgotten, kept, margins), *likely]
-    outcome: Outcome = "FAIL" if failures else "PARTLY" if shortfalls else "PASS"
+    against = (*_failures(forgotten, kept, margins), *sure, *_shortfalls(forgotten, kept, margins), *likely)
     back = [earlier.reason] if earlier and earlier.reason else []
-    reasons = (*failures, *shortfalls, *_cautions(forgotten, kept), *back, *remarks)
+    reasons = (*against, *_cautions(forgotten, kept), *back, *remarks)
     return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins, earlier)
 
 
 def _earlier_reasons(earlier: EarlierFacts | None, margins: Margins) -> tuple[list[str], list[str]]:
     """Return the reasons for FAIL, and those against PASS, that rows of earlier requests give."""
     scored = earlier.scored if earlier else None
-    if scored is None or scored.excess is None or scored.excess.value <= margins.recited:
+    state = recited_criterion(scored, margins).state if scored else "absent"
+    if scored is None or state not in ("failed", "missed"):
         return [], []
     what = f"earlier requests: {_recited(scored)}"
-    if scored.excess.low > margins.recited:
+    if state == "failed":
         return [f"{what}: surely more than {_points(margins.recited)} above the control"], []
     return [], [f"{what}; at most {_points(margins.recited)} above the control are wanted"]
 
@@ -167,9 +205,9 @@ def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list
     reasons = []
     if not forgotten.changed:
         reasons.append("nothing has changed: the model's output is the same as before on every forget row")
-    elif forgotten.excess and forgotten.excess.low > margins.recited:
+    elif recited_criterion(forgotten, margins).state == "failed":
         reasons.append(f"{_recited(forgotten)}: surely more than {_points(margins.recited)} above the control")
-    if kept and kept.share.high < margins.lost:
+    if kept and kept_criterion(kept, margins).state == "failed":
         reasons.append(f"{_share(kept)}: surely less than {percent(margins.lost)}")
     return reasons
 
@@ -177,30 +215,32 @@ def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list
 def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
     """Return the reasons against PASS that are no reasons for FAIL, those that more rows would settle last."""
     reasons, more = list[str](), list[str]()
+    recited, enough = recited_criterion(forgotten, margins), kept_criterion(kept, margins)
     if not forgotten.known:
         reasons.append(
             "the target knows no more of the forget rows than a model that never saw them, so there was nothing to "
             "forget; check the prompt, the rows and the model"
         )
-    if forgotten.excess is None:
+    if recited.state == "absent":
         reasons.append(
             "there is no control, a stand-in for a model that never saw the rows: give an ideal model "
             "(evaluate.ideal) or holdout rows (evaluate.holdout)"
         )
-    elif forgotten.excess.value > margins.recited >= forgotten.excess.low and forgotten.changed:
+    elif recited.state == "missed" and forgotten.changed:
         reasons.append(f"{_recited(forgotten)}; at most {_points(margins.recited)} above the control are wanted")
     if forgotten.changed:
         reasons += _left_over(forgotten, margins)
-        more += _enough("rows to forget and as many of the control", forgotten.rows, _undecided(forgotten, margins))
+        criteria = [*left_criteria(forgotten, margins).values(), recited]
+        more += _enough("rows to forget and as many of the control", forgotten.rows, criteria)
     if kept is None:
         reasons.append(
             "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only "
             "to score them)"
         )
-    elif kept.share.value < margins.kept and kept.share.high >= margins.lost:
+    elif enough.state == "missed":
         reasons.append(f"{_share(kept)}; {percent(margins.kept)} is wanted")
-    elif kept.share.low < margins.kept <= kept.share.value:
-        more += _enough("rows to keep", kept.rows, [_factor(kept.share, margins.kept)])
+    else:
+        more += _enough("rows to keep", kept.rows, [enough])
     if kept and kept.fitted:
         reasons.append(
             "a fit or a filter used every row to keep that was scored, and such rows are kept better than others: give "
@@ -215,7 +255,8 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> li
 
 def _left_over(forgotten: Forgotten, margins: Margins) -> list[str]:
     """Return a sentence on the gaps to the control that are larger than the margin."""
-    wide = {name: gap for name, gap in forgotten.left.items() if gap.value > margins.left}
+    criteria = left_criteria(forgotten, margins)
+    wide = {name: gap for name, gap in forgotten.left.items() if criteria[name].state == "missed"}
     if not wide:
         return []
     gaps = ", ".join(f"{score_label(name)}: {percent(gap.value)}" for name, gap in wide.items())
@@ -229,15 +270,9 @@ def _left_over(forgotten: Forgotten, margins: Margins) -> list[str]:
     return [f"{opening} answers can still be completed better than those of unseen rows ({gaps} of the gap is left)"]
 
 
-def _undecided(forgotten: Forgotten, margins: Margins) -> list[float]:
-    """Return how many times the rows each bound needs that reaches beyond its margin, though the estimate does not."""
-    bounds = [(gap, margins.left) for gap in forgotten.left.values()]
-    bounds += [(forgotten.excess, margins.recited)] if forgotten.excess else []
-    return [_factor(bound, margin) for bound, margin in bounds if bound.value <= margin < bound.high]
-
-
-def _enough(what: str, rows: int, factors: Sequence[float]) -> list[str]:
-    """Return how many rows would decide, if they were like these; nothing without factors."""
+def _enough(what: str, rows: int, criteria: Sequence[Criterion]) -> list[str]:
+    """Return how many rows would decide the open questions, if they were like these; nothing where none is open."""
+    factors = [_factor(c.share, c.limit) for c in criteria if c.share and c.state == "open"]
     if not factors:
         return []
     if max(factors) > _MANY:
