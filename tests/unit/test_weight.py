@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_651,
-    "modules": 286,
-    "lines of the tests": 44_199,
-    "words of the docs": 47_746,
+    "lines of the package": 35_831,
+    "modules": 287,
+    "lines of the tests": 44_314,
+    "words of the docs": 47_799,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
