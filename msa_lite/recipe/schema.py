@@ -330,8 +330,10 @@ class Recipe(Closed):
 
     @property
     def _beta(self) -> float | list[float] | Literal["auto"]:
-        """The value of β. A filtered vector leaves nothing to mend: in each of seven pairs of points with α above 1, of
-        five runs, β = α/2 was farther from the aim than 0."""
+        """The value of β: 0 with a filter, which leaves nothing to mend.
+
+        Five runs tried seven pairs of points, β = 0 and β = α/2, with α above 1. β = 0 was always nearer to the aim.
+        """
         if self.retain is None or self.starts_at_retain or (self.retain.beta == AUTO and any(self.filters)):
             return 0.0
         return self.retain.beta
