@@ -18,9 +18,9 @@ far beyond C has a high position, too. So the rest says how far it is from C, as
     (mean |u − c|² of forget rows − that of level rows) / (mean γ of forget rows − mean γ of level rows)
 
 0: at the control; 1: as far as the target. Position and rest together are the distance from T in the same measure. If
-U is farther from T and from C than these are from each other, U is away from both. p: the chance of so large a numerator
-of the position if subjects are dealt to forget and level rows at random, two-sided. Each subject counts once, by the
-mean of its rows.
+U is farther from T and from C than these are from each other, U is away from both. p: the chance of so large a
+numerator of the position if subjects are dealt to forget and level rows at random, two-sided. Each subject counts once,
+by the mean of its rows.
 
 The feature is the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the
 first real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away).
