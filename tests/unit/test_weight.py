@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 35_831,
     "modules": 287,
     "lines of the tests": 44_314,
-    "words of the docs": 47_799,
+    "words of the docs": 48_242,
     "commands": 24,
     "options": 110,
     "keys of a recipe": 92,
