@@ -14,7 +14,7 @@ _HEADER = """# Written by `python -m tests.tools.pages` from pyproject.toml: its
 
 
 def lowest_page() -> str:
-    """Return constraints/lowest.txt. Raise ValueError for a dependency without exactly one bound, a lower one."""
+    """Return constraints/lowest.txt. Raise ValueError for a dependency without exactly one lower bound."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     pins = {}
@@ -22,8 +22,8 @@ def lowest_page() -> str:
         requirement = Requirement(text)
         if requirement.name == project["name"]:
             continue
-        bounds = [*requirement.specifier]
+        bounds = [bound for bound in requirement.specifier if bound.operator != "<"]
         if [bound.operator for bound in bounds] != [">="]:
-            raise ValueError(f"pyproject.toml: {text}: a lower bound is needed, and no other")
+            raise ValueError(f"pyproject.toml: {text}: exactly one lower bound is needed")
         pins[requirement.name] = bounds[0].version
     return _HEADER + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
