@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 35_831,
     "modules": 287,
-    "lines of the tests": 44_314,
+    "lines of the tests": 44_349,
     "words of the docs": 48_242,
     "commands": 24,
     "options": 110,
