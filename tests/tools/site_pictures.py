@@ -29,6 +29,7 @@ INK, PALE, LINE = "#24292f", "#57606a", "#d0d7de"
 BLUE, RED, GREEN, ORANGE = "#2f5fb3", "#c0392b", "#2e7d43", "#b36b00"
 FILLS = {BLUE: "#eaf1fb", RED: "#fbeae8", GREEN: "#e8f5ec", ORANGE: "#fff4e0", PALE: "#f6f8fa"}
 _CARD = {"target": (RED, "Before", "the target"), "unlearned": (BLUE, "After", "the unlearned model")}
+KNOWN, OTHER = "as in the training data", "something else"
 SHOWN = {"forget": 2, "retain": 1}
 """The number of questions of each set in before_after.svg."""
 
@@ -159,8 +160,7 @@ def before_after(run: Path) -> Drawing:
             x, is_right = left + place * column, record["accuracy"] == 1
             picture.box(x, y, column - 12, height - 14, colour if is_right else PALE)
             _lines(picture, x + 12, y + 30, record["generated"], 38)
-            text = "as in the training data" if is_right else "something else"
-            picture.text(x + 12, y + height - 24, text, colour if is_right else PALE, 11)
+            picture.text(x + 12, y + height - 24, KNOWN if is_right else OTHER, colour if is_right else PALE, 11)
     return picture
 
 

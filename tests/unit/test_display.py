@@ -26,9 +26,8 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import UsageError
-from msa_lite.io.console import display as display_module
 from msa_lite.io.console import libraries
-from msa_lite.io.console.display import Display, Notices, show_progress
+from msa_lite.io.console.display import Display, Notices, for_notebooks, show_progress
 from msa_lite.io.console.progress import Step, about, announce, duration, silent, tell
 from msa_lite.io.console.terminal import SafeText, as_is, make_console, shown
 
@@ -132,62 +131,51 @@ def test_from_python_the_log_is_shown_and_the_logger_left_as_it_was(capsys: pyte
     ]
 
 
-class Cells:
-    """The outputs of a notebook: a list of pictures of each, as text."""
+def make_notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the pictures of the bars that this notebook's one output shows, as text."""
+    pictures = list[str]()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.outputs: list[list[str]] = []
-        monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-        monkeypatch.setattr("IPython.display.display", self.display)
+    def draw(bars: Any, display_id: bool | None = None) -> Any:
+        assert (display_id is None) == bool(pictures), "an output, which is replaced"
+        pictures.append(re.sub(r"\x1b\[[0-9;]*m", "", bars._repr_mimebundle_([], [])["text/plain"]))
+        return SimpleNamespace(update=draw)
 
-    def display(self, bars: Any, display_id: bool) -> Any:
-        self.outputs.append(pictures := [])
-        update = lambda bars: pictures.append(bars._repr_mimebundle_([], [])["text/plain"])  # noqa: E731
-        update(bars)
-        return SimpleNamespace(update=update)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("IPython.display.display", draw)
+    return pictures
 
 
 def test_in_a_notebook_one_output_holds_a_bar_for_each_step(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: Clock, display: Display, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells, display = Cells(monkeypatch), Display(Notices(), clock)
+    pictures = make_notebook(monkeypatch)
     announce(display, [Step("vector"), Step("merge")])
     for done in range(9):
         clock.now = done / 4
         display("vector", done, 10, f"loss {9 - done}")
     display("merge", 1, 1)
     display.close()
-    (pictures,) = cells.outputs
     assert len(pictures) == 5, "each half a second after the one before, and the last"
     assert "merge" not in pictures[-2]
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in pictures[-1].splitlines()]
-    assert re.match(r"\[1/2\] vector +━+.* 80% .*loss 1 *$", lines[0])
-    assert re.match(r"\[2/2\] merge +━+ +100% ", lines[1])
-    assert capsys.readouterr() == ("", "")
+    assert re.match(r"\[1/2\] vector +━+.* 80% .*loss 1 *\n\[2/2\] merge +━+ +100% ", pictures[-1])
 
 
-def test_in_a_notebook_a_call_shows_bars_and_no_warning_of_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_notebook_a_call_shows_bars_and_no_warning_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(x: int, progress: Any = silent) -> Any:
         warnings.warn("old", FutureWarning, stacklevel=1)
         warnings.warn("IProgress not found. Please update", Warning, stacklevel=1)
-        logging.getLogger("peft").warning("talk")
-        return x, progress, os.environ.get("HF_HUB_VERBOSITY")
+        return x, progress, logging.getLogger("peft").level
 
-    assert display_module.for_notebooks(work) is work, "a script gets the function as it is"
-    Cells(monkeypatch)
+    assert for_notebooks(work) is work, "a script gets the function as it is"
+    assert not hasattr(msa_lite.run, "__wrapped__")
+    make_notebook(monkeypatch)
     monkeypatch.delenv("HF_HUB_VERBOSITY", raising=False)
-    level = logging.getLogger("peft").level
-    call = display_module.for_notebooks(work)
+    before, call = logging.getLogger("peft").level, for_notebooks(work)
     assert isinstance(call(1)[1], Display)
-    assert call(x=2, progress=silent) == (2, silent, "error")
-    assert call(3, silent)[1] is silent
-    assert display_module.for_notebooks(Step) is Step
-    assert (logging.getLogger("peft").level, os.environ.get("HF_HUB_VERBOSITY")) == (level, None)
-    assert capsys.readouterr() == ("", "")
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        call(1, y=2)
+    assert call(x=2, progress=silent) == call(2, silent) == (2, silent, logging.ERROR)
+    assert (logging.getLogger("peft").level, os.environ.get("HF_HUB_VERBOSITY")) == (before, None)
+    assert hasattr(msa_lite.run, "__wrapped__")
+    assert msa_lite.OwnQuestions is for_notebooks(msa_lite.OwnQuestions)
     with pytest.raises(FutureWarning):
         work(1)
 

@@ -45,22 +45,11 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     )
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "split", "data", "is_named"),
-    [
-        ("tofu", "forget10", "locuslab/TOFU@0123", True),
-        ("muse", "news", "muse-bench/MUSE-News@0123", True),
-        ("muse", "books", "muse-bench/MUSE-News@0123", False),
-        ("tofu", "forget10", "/home/eve/TOFU", False),
-        ("tofu", "forget10", "eve/TOFU@0123", False),
-        ("restor", "a0", "/data/restor", False),
-        ("qa", None, None, False),
-    ],
-)
-def test_a_card_names_a_data_set_only_where_the_scores_are_of_that(
-    benchmark: str, split: str | None, data: str | None, is_named: bool
-) -> None:
-    recipe: Any = SimpleNamespace(evaluate=SimpleNamespace(benchmark=benchmark, split=split, data=data))
+@pytest.mark.parametrize("data", ["locuslab/TOFU@01", "/eve/TOFU", "eve/TOFU@01", "muse-bench/MUSE-News@01", None])
+@pytest.mark.parametrize("split", ["tofu forget10", "muse news", "muse books", "restor a0", "qa "])
+def test_a_card_names_a_data_set_only_where_the_scores_are_of_that(split: str, data: str | None) -> None:
+    recipe: Any = SimpleNamespace(evaluate=SimpleNamespace(benchmark=split.split()[0], split=split[5:], data=data))
+    is_named = f"{split}, {data}" in ("tofu forget10, locuslab/TOFU@01", "muse news, muse-bench/MUSE-News@01")
     assert _dataset(recipe) == ({"dataset": data} if is_named else {})
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.tools.site_pictures import PICTURES, before_after, draw_diagrams
+from tests.tools.site_pictures import KNOWN, OTHER, PICTURES, before_after, draw_diagrams
 
 
 def test_the_diagrams_are_those_that_the_script_draws(tmp_path: Path) -> None:
@@ -26,11 +26,10 @@ def test_answers_are_those_of_the_first_rows_that_the_target_knows(tmp_path: Pat
             (tmp_path / "evaluation" / model).mkdir(parents=True, exist_ok=True)
             (tmp_path / "evaluation" / model / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     texts = re.findall(r"<text [^>]*>([^<]*)</text>", before_after(tmp_path).svg())
-    known, other = "as in the training data", "something else"
     assert texts[4:] == [
-        "to forget", "forget 1?", "target 1", known, "unlearned 1", other,
-        "to forget", "forget 2?", "target 2", known, "unlearned 2", known,
-        "to keep", "retain 1?", "target 1", known, "unlearned 1", other,
+        "to forget", "forget 1?", "target 1", KNOWN, "unlearned 1", OTHER,
+        "to forget", "forget 2?", "target 2", KNOWN, "unlearned 2", KNOWN,
+        "to keep", "retain 1?", "target 1", KNOWN, "unlearned 1", OTHER,
     ]  # fmt: skip
 
 
