@@ -106,7 +106,7 @@ def test_html_is_one_whole_page(comparison: Comparison) -> None:
     assert text.count("<tbody>") == text.count("</tbody>") == 4
     assert rows[0] == ["model", *(column.heading for column in comparison.columns)]
     assert rows[3][0] == ODD
-    assert rows[4][:2] == ["NPO", "0.420 ± 0.010 50.0%"]
+    assert rows[4][:2] == ["NPO", "0.420 ± 0.010 (50.0%)"]
     assert rows[5] == ["published: Llama-3.1-8B-Instruct"]
     assert {len(row) for row in rows} == {len(comparison.columns) + 1, 1}
     assert "<b>0.600</b>" in text

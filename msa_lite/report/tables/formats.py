@@ -187,7 +187,7 @@ def html_table(table: TextTable) -> str:
         heading = f'<tr><th colspan="{width}" scope="rowgroup"><i>{html.escape(section.heading)}</i></th></tr>'
         lines += ["<tbody>", *([heading] if section.heading else [])]
         for row in section.rows:
-            texts = [_one_line(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>", " {}") for cell in row]
+            texts = [_one_line(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>") for cell in row]
             cells = "".join(f"<td>{text}</td>" for text in texts[1:])
             lines.append(f'<tr><th scope="row">{texts[0]}</th>{cells}</tr>')
         lines.append("</tbody>")

@@ -87,7 +87,8 @@ class Verdict:
         return f"{self.outcome}: {self.sentence}"
 
     def _repr_html_(self) -> str:
-        return html_table(replace(self.table, title=str(self), notes=self.reasons))
+        table = self.table
+        return html_table(replace(table, title=str(self), notes=[*self.reasons, *table.notes]))
 
     @property
     def changes(self) -> str:
