@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_831,
+    "lines of the package": 35_832,
     "modules": 287,
-    "lines of the tests": 44_349,
+    "lines of the tests": 44_325,
     "words of the docs": 48_242,
     "commands": 24,
     "options": 110,
