@@ -169,7 +169,8 @@ def takes_recipe(
             if Ranks.current().first:
                 from msa_lite.pipeline.verbs.commands import dry_run
 
-                choices: dict[str, Any] = {name: options[name] for name in ("method", "accept") if name in options}
+                names = [name for name in ("method", "model", "accept") if options.get(name) is not None]
+                choices: dict[str, Any] = {name: options[name] for name in names}
                 verb: Any = PARTS.get(options.get("until") or "", "run" if named else str(context.info_name))
                 print_dry_run(dry_run(loaded, command=verb, **checked, **choices), as_json)
             return None

@@ -80,38 +80,59 @@ def run_whole(invocation: Invocation, accept: bool) -> int:
     return status
 
 
-def _checked_method(context: click.Context, argument: click.Parameter, method: str) -> str:
-    """Return the name of a method. Raise UsageError for another name, before the recipe is loaded."""
+class _MethodOrModel(click.Command):
+    """A command whose first argument, METHOD, is left out where there is --model."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Put an empty METHOD in front of the others beside --model. Raise UsageError where both are given."""
+        from msa_lite.baselines.methods import METHODS, TASK_VECTOR
+
+        has_model = any(word.partition("=")[0] == "--model" for word in args)
+        rest = super().parse_args(context, ["", *args] if has_model else args)
+        if has_model and context.params.get("recipe") in (*METHODS, TASK_VECTOR):
+            raise UsageError("give either METHOD, which is trained, or --model, which is taken as it is")
+        return rest
+
+
+def _checked_method(context: click.Context, argument: click.Parameter, method: str) -> str | None:
+    """Return the name of a method, None beside --model. Raise UsageError for another name before the recipe is read."""
     from msa_lite.baselines.methods import check_method
 
-    check_method(method)
+    if context.params.get("model") is not None:
+        return None
+    check_method(method, "METHOD, or --model CHECKPOINT: ")
     return method
 
 
-@click.command()
+@click.command(cls=_MethodOrModel)
 @click.argument("method", callback=_checked_method)
+@click.option("--model", metavar="CHECKPOINT", help="Enter another method's result, a folder or repo[@revision].")
 @takes_recipe()
-def baseline_command(invocation: Invocation, method: str) -> None:
+def baseline_command(invocation: Invocation, method: str | None, model: str | None) -> None:
     """Run METHOD on the models and data of RECIPE, to compare MSA with it.
 
     It trains, chooses an epoch, merges, scores and reports. METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu,
     satimp, wga, undial or task_vector. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes
     one of its keys.
 
-    The run goes into baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all methods side
-    by side. A verdict is printed as for MSA, but the exit code is 0 after a FAIL too.
+    With --model in the place of METHOD, nothing is trained: CHECKPOINT, a whole model of the target's form that any
+    other method has made, gets the same scores, evidence and verdict.
+
+    The run goes into baselines/METHOD of the recipe's output, or that of the checkpoint's name; `msa-lite compare` on
+    that output puts all methods side by side. A verdict is printed as for MSA, but the exit code is 0 after a FAIL too.
 
     \b
     msa-lite baseline npo my.yaml
     msa-lite baseline npo my.yaml baseline.epochs=10 'baseline.methods.npo.retain_weight=[2, 4, 8]'
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
+    msa-lite baseline --model ./my-own-method my.yaml
     """
     from msa_lite.pipeline.verbs.run import run_baseline
 
-    result = invocation.call(partial(run_baseline, method))
+    result = invocation.call(partial(run_baseline, method), model=model)
     print_verdict(result, to_stderr=invocation.as_json)
-    chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items())
-    print_result(result, f"{method}: {chosen}", invocation.as_json)
+    chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items()) or "not made by msa-lite"
+    print_result(result, f"{result.method}: {chosen}", invocation.as_json)
 
 
 def _measure_moments(invocation: Invocation) -> None:

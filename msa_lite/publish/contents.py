@@ -174,7 +174,8 @@ def _check_kind(folder: Path, manifest: dict[str, Any], options: PublishOptions)
             f"{folder}: is a vector, or a model that was tuned on the data: whoever has it can put the data "
             f"back into the unlearned model, or find out about the data. Publish the model itself; {consent}"
         )
-    if not any(term["weight"] < 0 or side_of(term) not in ("forget", "retain") for term in manifest["terms"]):
+    is_made = "checkpoint" in manifest["inputs"]  # by another method
+    if not is_made and all(term["weight"] >= 0 and side_of(term) in ("forget", "retain") for term in manifest["terms"]):
         raise UsageError(
             f"{folder}: nothing was subtracted here (alpha is 0), so this is the target, or a model that was tuned "
             f"on data; {consent}"

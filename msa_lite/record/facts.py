@@ -65,7 +65,7 @@ def read_vectors(manifest: Mapping[str, Any]) -> list[VectorWeights]:
     return [
         VectorWeights(name=name, weight=weights[name], revision=value["revision"])
         for name, value in manifest["inputs"].items()
-        if isinstance(value, dict) and "revision" in value and name not in ("target", "prior")
+        if isinstance(value, dict) and "revision" in value and name not in ("target", "prior", "checkpoint")
     ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,27 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.choose.choice import load_choice
-from msa_lite.errors import MismatchError, StageError
+from msa_lite.comparison.compare import compare
+from msa_lite.errors import FormatError, MismatchError, StageError, UsageError
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.io.weights.hub import fetch
+from msa_lite.pipeline.baseline.entered import entered_name
+from msa_lite.pipeline.purge.holdings import run_folders
+from msa_lite.pipeline.run.folder import open_run
 from msa_lite.pipeline.verbs.run import RunResult
+from msa_lite.publish.contents import PublishOptions, make_contents
+from msa_lite.record.check import verify
+from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
-from tests.e2e.conftest import read_lines, times, tiny_recipe
+from msa_lite.report.run.story import load_story
+from tests.e2e.conftest import CallCli, read_lines, times, tiny_recipe
 from tests.support.pages import page_text
 
 TRAINED = list(METHODS)
@@ -266,3 +276,136 @@ def test_an_epoch_that_breaks_the_model_ends_the_training(
     assert {path.name for path in (vector / "scores").iterdir()} == {f"epoch-{n}" for n in range(1, last + 1)}
     log = (vector / "train_log.jsonl").read_text().splitlines()
     assert len(log) == 3 * last
+
+
+@pytest.fixture(scope="module")
+def entered(runs: Runs) -> RunResult:
+    """MSA's own model, entered as the result of another method."""
+    result = msa_lite.run_baseline(None, runs.recipe, model=str(runs.folder / "model"))
+    assert result is not None
+    return result
+
+
+def test_msas_own_model_entered_as_another_methods_gets_its_verdict_and_figures(
+    entered: RunResult, runs: Runs, call_cli: CallCli
+) -> None:
+    own, run = runs.folder, entered.folder
+    assert (run, entered.method, entered.chosen) == (own / "baselines/run-model", "run-model", {})
+    assert json.loads((run / "verdict.json").read_text()) == json.loads((own / "verdict.json").read_text())
+    for name in ("target", "ideal", "unlearned", "unlearned_validation"):
+        ours, theirs = (load_report(folder / "evaluation" / name) for folder in (own, run))
+        assert (theirs.metrics, theirs.settings["sets"]) == (ours.metrics, ours.settings["sets"])
+    assert not (run / "vectors").exists()
+    assert not (run / "sweep").exists()
+
+    record = json.loads((run / "record.json").read_text())
+    assert (record["vectors"], record["strengths"]) == ([], {})
+    assert record["models"]["checkpoint"] == {
+        "name": "local folder",
+        "revision": fetch(str(own / "model")).revision,
+    } | {"tokenizer": None}
+    places = [record["formula"], page_text(run), (run / "model/README.md").read_text()]
+    assert ["not made by msa-lite" in text for text in places] == [True] * 3
+    assert str(own / "model") not in "".join([*places, (run / "record.json").read_text()])
+    story = load_story(run)
+    assert (story.missing, story.formula) == ((), record["formula"])
+
+    weights = [folder / "model/model.safetensors" for folder in (own, run)]
+    assert os.path.samefile(*weights)
+    assert verify(run).faults == []
+    own_row, their_row = (
+        next(row for row in compare(own).rows if row.source == str(folder / "evaluation/unlearned/report.json"))
+        for folder in (own, run)
+    )
+    assert (their_row.section, their_row.label) == ("baselines", "run-model")
+    values = [{name: cell.value for name, cell in row.cells.items()} for row in (own_row, their_row)]
+    assert values[0] == values[1]
+
+    before = times(own)
+    status, out, _ = call_cli("baseline", "--model", own / "model", own / "recipe.yaml", "--json")
+    assert (status, json.loads(out)["method"]) == (0, "run-model")
+    assert times(own) == before
+    status, out, err = call_cli("attack", run, "--attacks", "prompt", "attack.rows=4", "--json")
+    assert status == 0, err
+    assert json.loads(out)["attacks"][0]["name"] == "prompt"
+    assert make_contents(run, PublishOptions(accept=True, public=True, license="mit")).kind == "model"
+    assert [place.name for place in run_folders(open_run(own))].count("run-model") == 1
+
+
+def test_the_target_itself_entered_fails_and_its_change_in_place_is_told(
+    runs: Runs, knowing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = edited(knowing / "target", tmp_path / "same")
+    (place / "model.safetensors").chmod(0o600)
+    recipe = {**runs.recipe, "output": str(tmp_path / "run"), "merge": {"as": "adapter"}}
+    result = msa_lite.run_baseline(None, recipe, model=str(place))
+    assert (result.verdict.outcome, result.merged.weights_changed) == ("FAIL", 0)
+    assert "every weight is the target's own" in caplog.text
+    assert (place / "model.safetensors").stat().st_mode & 0o777 == 0o600
+
+    with open(place / "model.safetensors", "r+b") as stream:
+        stream.seek(-4, os.SEEK_END)
+        stream.write(b"\1\1\1\1")
+    with pytest.raises(FormatError, match="not as it was written"):
+        msa_lite.ask(result.folder, "Who?")
+    again = msa_lite.run_baseline(None, recipe, model=str(place))
+    assert again.merged.weights_changed in (1, 2)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="same name"):
+        msa_lite.run_baseline(None, recipe, model=str(shutil.copytree(place, tmp_path / "other/same")))
+
+
+def edited(folder: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda weights: None) -> Path:
+    """A copy of a model as another program writes one, with other weights."""
+    weights = load_file(shutil.copytree(folder, out, ignore=lambda *_: ["manifest.json"]) / "model.safetensors")
+    change(weights)
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def deeper(folder: Path, out: Path) -> Path:
+    """A model like another, with a layer more."""
+    config = AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers += 1
+    AutoModelForCausalLM.from_config(config).save_pretrained(out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("adapter", "whole model is needed"), ("lacks a tensor", "norm.weight: missing"),
+        ("another size", r"layers\.1\..*: in the checkpoint, not in the target"), ("nan", "NaN"),
+        ("both", "either"), ("neither", "either"),
+        ("no name", "empty name"), ("missing", "no such folder"),
+    ],
+)  # fmt: skip
+def test_what_is_no_result_of_another_method_is_refused(
+    fault: str, error: str, runs: Runs, knowing: Path, tmp_path: Path
+) -> None:
+    target, norm = knowing / "target", "model.norm.weight"
+    places: dict[str, Callable[[], Path | str]] = {
+        "adapter": lambda: runs.folder / "vectors/forget",
+        "lacks a tensor": lambda: edited(target, tmp_path / "it", lambda weights: weights.pop(norm)),
+        "another size": lambda: deeper(target, tmp_path / "it"),
+        "nan": lambda: edited(target, tmp_path / "it", lambda w: w[norm].fill_(float("nan"))),
+        "both": lambda: target,
+        "no name": lambda: "",
+        "missing": lambda: tmp_path / "nowhere",
+    }
+    model = str(places[fault]()) if fault in places else None
+    with pytest.raises((UsageError, MismatchError, FormatError), match=error):
+        msa_lite.run_baseline("npo" if fault == "both" else None, runs.recipe, model=model)
+    assert not (runs.folder / "baselines/it").exists()
+
+
+def test_another_method_is_named_after_its_checkpoint(tmp_path: Path) -> None:
+    names = {
+        "ga": "ga", "run/model": "run-model", "trl/checkpoint-500": "trl-checkpoint-500", "npo": "npo-checkpoint",
+        "npo-prior": "npo-prior-checkpoint", "my model (2)": "my-model-2", "x.partial": "x-partial",
+    }  # fmt: skip
+    for place, name in names.items():
+        (tmp_path / place).mkdir(parents=True)
+        assert entered_name(str(tmp_path / place)) == name
+    assert entered_name("org/Llama-3.2-1B-npo@main") == "Llama-3.2-1B-npo"
+    assert entered_name("https://huggingface.co/org/unlearned") == "org-unlearned"

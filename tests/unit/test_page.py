@@ -256,5 +256,5 @@ def test_a_baseline_has_a_page(pages: dict[str, str]) -> None:
     text = " ".join(_Outline(pages["baseline"]).text)
     assert "How the settings were chosen" in text
     assert "score (tofu) ↑" in text
-    assert "The method is npo, a baseline." in text
+    assert "The method is npo." in text
     assert "Lost by truncation" in text

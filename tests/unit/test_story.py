@@ -71,7 +71,7 @@ def test_a_finished_run_tells_everything(finished: Path) -> None:
     assert story.provenance.revisions["ideal"] == "sha256:cc"
     assert set(story.provenance.files) == {"model.safetensors", "config.json"}
     assert story.basis is not None
-    assert "Of the 12 rows to keep, 6 are among those by which the model was chosen" in story.basis
+    assert "Of the 12 rows to keep, 6 are among those by which models are chosen" in story.basis
 
 
 def test_its_forms_say_the_same_and_hold_no_row(finished: Path, tmp_path: Path) -> None:

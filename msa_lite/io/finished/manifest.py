@@ -383,7 +383,8 @@ def _set_modes(folder: Path, private: bool) -> None:
     """Give files the usual permissions, or make them readable by their owner alone, as the safetensors library does."""
     usual = stat.S_IMODE((folder / MANIFEST).stat().st_mode)  # of a file that was opened just now
     for path in entries(folder).values():
-        _set_mode(path, 0o600 if private else usual)
+        if path.lstat().st_nlink == 1:  # a file that lies elsewhere, too, is its owner's
+            _set_mode(path, 0o600 if private else usual)
 
 
 def _set_mode(path: Path, mode: int) -> None:

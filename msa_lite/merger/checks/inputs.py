@@ -236,12 +236,17 @@ def by_name(target: VectorLike, terms: Sequence[Term[VectorLike]], prior: Vector
 
 
 def _adapter_target(name: str, folder: Path) -> UsageError:
-    """Return the error for a target that is an adapter, with the merge that makes a whole model of it."""
+    """Return the error for a target that is an adapter."""
+    remedy = "then --target WHOLE. (A recipe takes the adapter as its target and does this itself)"
+    return UsageError(f"{whole_model_first(name, folder)}, {remedy}")
+
+
+def whole_model_first(name: str, folder: Path) -> str:
+    """Return what to do with an adapter where a whole model is needed: the merge that writes one."""
     base = base_name(folder)
-    return UsageError(
-        f"{name}: is a LoRA adapter on {base}; a merge needs a whole model as its target. Write one first: msa-lite "
-        f"merge --target {base} --retain {name} --beta 1 --alpha 0 --prior {base} --out WHOLE, then --target WHOLE. (A "
-        "recipe takes the adapter as its target and does this itself)"
+    return (
+        f"{name}: is a LoRA adapter on {base}; a whole model is needed here. Write one first: msa-lite merge --target "
+        f"{base} --retain {name} --beta 1 --alpha 0 --prior {base} --out WHOLE"
     )
 
 

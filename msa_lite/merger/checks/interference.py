@@ -1,4 +1,4 @@
-"""Compare the vectors of several requests, pair by pair, before they are merged into one sum.
+"""Compare the vectors of several requests, pair by pair, before they are merged into one sum; and whole models.
 
 The cosine of two vectors says how far one request does what another does, or undoes it. Deltas of LoRA are compared by
 their factors, and their product is never formed; other deltas are read in blocks of rows, as the merge reads them.
@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from msa_lite.errors import MismatchError
 from msa_lite.io.console.progress import notices
-from msa_lite.io.weights.blocks import Files, Scratch
+from msa_lite.io.weights.blocks import Files, Scratch, read_rows
+from msa_lite.io.weights.checkpoint import Checkpoint
+from msa_lite.io.weights.matching import aligned
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.checks.memory import blocks_of
-from msa_lite.merger.fidelity import Change, cosine, measure_deltas, measure_factors
+from msa_lite.merger.fidelity import Change, cosine, measure, measure_deltas, measure_factors
 from msa_lite.merger.formula import Term
 from msa_lite.merger.vectors.deltas import Loaded
 
@@ -102,3 +105,23 @@ def _parts(files: Files, checked: CheckedMerge, name: str) -> Iterator[list[Term
             term.with_vector(term.vector.rows(files, start, stop, work, scratch))
             for term, scratch in zip(deltas, buffers, strict=True)
         ]
+
+
+def measure_model(target: Checkpoint, model: Checkpoint, name: str) -> dict[str, Change]:
+    """Return the changes of a model beside the target, by tensor; of those that changed alone.
+
+    Tensors of codes, and those of another shape, are left out. Raise MismatchError for NaN or infinities in the model.
+    name: of the model, for the message.
+    """
+    files, theirs, changes = Files(), aligned(model, target).tensors, dict[str, Change]()
+    for tensor, entry in target.tensors.items():
+        other, change = theirs.get(tensor), Change()
+        if other is None or not (entry.is_float and other.is_float) or other.shape != entry.shape:
+            continue
+        for start, stop in blocks_of(entry):
+            before, after = (read_rows(files, e, start, stop).astype(np.float64) for e in (entry, other))
+            if not np.isfinite(after).all():
+                raise MismatchError(f"{name} holds NaN or infinities ({tensor})")
+            change.add(measure(before, after - before, after, np.empty(before.shape, bool)))
+        changes |= {tensor: change} if change.changed else {}
+    return changes

@@ -17,8 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from msa_lite.errors import FormatError, MismatchError, StageError, UsageError, clip, join_faults
 from msa_lite.io.console.libraries import require, without_bars
 from msa_lite.io.console.progress import Progress, notices, silent
@@ -28,7 +26,6 @@ from msa_lite.io.files.writing import check_space, digest, indented_json, output
 from msa_lite.io.finished.manifest import check_free
 from msa_lite.io.finished.seal import MERGEKIT_FILE
 from msa_lite.io.weights.adapter import is_adapter
-from msa_lite.io.weights.blocks import Files, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.companions import (
     check_companions,
@@ -42,8 +39,8 @@ from msa_lite.io.weights.hub import Source, fetch, has_tokenizer, tokenizer_file
 from msa_lite.io.weights.quantised import name_form
 from msa_lite.io.weights.tied_head import settled, stores_alike
 from msa_lite.merger.checks.inputs import Inputs, find_inputs
-from msa_lite.merger.checks.memory import blocks_of
-from msa_lite.merger.fidelity import Change, Merged, measure, total
+from msa_lite.merger.checks.interference import measure_model
+from msa_lite.merger.fidelity import Merged, total
 from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit.reader import read_recipe
 from msa_lite.merger.mergekit.recipes import MergeRequest, Reference
@@ -171,20 +168,10 @@ def _measure(target: Checkpoint, result: Checkpoint, out: Path, method: str) -> 
     if resized := [f"{name} {before} → {after}" for name, before, after in both if before != after]:
         told = clip(", ".join(resized), _SHOWN)
         logger.warning("by the recipe's tokenizer, mergekit changed the rows for tokens: %s", told)
-    files, changes = Files(), list[Change]()
-    for name, entry in target.tensors.items():
-        other, change = theirs.get(name), Change()
-        if other is None or not (entry.is_float and other.is_float) or other.shape != entry.shape:
-            continue
-        for start, stop in blocks_of(entry):
-            before, after = (read_rows(files, e, start, stop).astype(np.float64) for e in (entry, other))
-            if not np.isfinite(after).all():
-                raise MismatchError(f"{out}: {name}: mergekit's result holds NaN or infinities")
-            change.add(measure(before, after - before, after, np.empty(before.shape, bool)))
-        changes += [change] if change.changed else []
+    changes = measure_model(target, result, f"{out}: mergekit's result")
     if not changes:
         raise MismatchError(f"{out}: mergekit changed no weight of the target; is every weight of the recipe 0?")
-    whole = total(changes)
+    whole = total(changes.values())
     return Merged(out, len(changes), whole.weights, whole.changed, relative_size=whole.relative_size, method=method)
 
 

@@ -27,6 +27,7 @@ from msa_lite.io.console.progress import Progress, announce, notices, silent
 from msa_lite.io.finished.seal import locked
 from msa_lite.io.models.heads import has_precision
 from msa_lite.pipeline.attack.campaign import ATTACK_KIND, REFERENCES, Campaign, open_attacks
+from msa_lite.pipeline.baseline.entered import entered_scope
 from msa_lite.pipeline.baseline.settings import baseline_scope
 from msa_lite.pipeline.prepare.run import msa_scope, prepare
 from msa_lite.pipeline.run.folder import RunFolder, home_of, open_run
@@ -36,7 +37,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
 from msa_lite.report import REPORT_FILE, Report, write_report
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
-from msa_lite.report.run.provenance import purge_day, read_run, recorded_baseline
+from msa_lite.report.run.provenance import is_entered, purge_day, read_run, recorded_baseline
 from msa_lite.report.run.stages import add_stages
 from msa_lite.report.run.story import load_story
 
@@ -117,8 +118,10 @@ def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str
     recipe = load_recipe(opened.recipe, changes)
     if not has_precision(recipe.vector.compute):  # the run was made on another machine
         recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
-    baseline = recorded_baseline(read_run(opened.folder))
-    scope = baseline_scope(baseline, recipe)[0] if baseline else msa_scope(recipe)
+    baseline = recorded_baseline(text := read_run(opened.folder))
+    scope = entered_scope(str(baseline), recipe) if is_entered(text) else msa_scope(recipe)
+    if baseline and not is_entered(text):
+        scope = baseline_scope(baseline, recipe)[0]
     campaign = open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
     check_as_written(opened.folder, [*REPORT_FILES, *_findings(campaign.attacks)])
     if recipe.evaluate and "sample" in campaign.attacks:

@@ -23,6 +23,7 @@ from msa_lite.io.models.guards import pattern_fault
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.blocks import Files, read_part
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.weights.companions import check_companions, copied_files
 from msa_lite.io.weights.hub import (
     Source,
     fetch,
@@ -41,7 +42,7 @@ from msa_lite.io.weights.quantised import name_form
 from msa_lite.io.weights.tied_head import as_used, tie_fault, ties_head
 from msa_lite.io.weights.vocabulary import find_added_rows, token_tensors, vocabulary_size
 from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
-from msa_lite.merger.checks.inputs import ModelLike
+from msa_lite.merger.checks.inputs import ModelLike, whole_model_first
 from msa_lite.merger.vectors.vector import adapter_vector, compare_checkpoints
 from msa_lite.recipe import Demo, Recipe
 from msa_lite.train import FitSettings
@@ -52,16 +53,18 @@ WRITTEN_OUT = ("target", "prior")
 _BLOCK = 1 << 22  # bytes compared at a time
 
 
-def find_models(recipe: Recipe, start: str) -> dict[str, Source]:
+def find_models(recipe: Recipe, start: str, checkpoint: str | None = None) -> dict[str, Source]:
     """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
 
-    start: "prior", or "target" to tune the target itself. Raise UsageError for a model that is not there.
+    start: "prior", or "target" to tune the target itself. checkpoint: the name of another method's result, the model
+    "checkpoint". Raise UsageError for a model that is not there.
     """
     names = {"target": recipe.target}
     if start == "prior":
         names["prior"] = recipe.prior_checkpoint
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
+    names |= {"checkpoint": checkpoint} if checkpoint else {}
     return {key: fetch(name) for key, name in names.items()}
 
 
@@ -89,6 +92,8 @@ def open_models(recipe: Recipe, found: Mapping[str, Source], progress: Progress)
         check_source(source)
     if "ideal" in sources:
         check_same_tokens(sources["target"], sources["ideal"])
+    if "checkpoint" in sources:
+        _check_entered(sources["target"], sources["checkpoint"])
     prior = load_checkpoint(sources["prior"].folder)
     check_lora_targets(recipe, target, prior)
     check_fit(recipe, target, prior)
@@ -217,6 +222,28 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
             what, prior.name, added.start, added.stop,
         )  # fmt: skip
     return replace(prior, added=added)
+
+
+def _check_entered(target: Source, checkpoint: Source) -> None:
+    """Raise, by headers alone, where another method's result is no model of the target's form.
+
+    UsageError for an adapter and for codes, MismatchError for tensors of other names or shapes, or another vocabulary.
+    """
+    if is_bare_adapter(checkpoint.folder):
+        raise UsageError(f"{whole_model_first(checkpoint.name, checkpoint.folder)}, then --model WHOLE")
+    goal, model = load_checkpoint(target.folder), load_checkpoint(checkpoint.folder)
+    if form := name_form(model):
+        raise UsageError(
+            f"{checkpoint.name}: is stored in {form}; AutoModelForCausalLM.from_pretrained(…).dequantize() and "
+            "save_pretrained() write its weights as floats"
+        )
+    if faults := compare_checkpoints(goal, model, ("target", "checkpoint"), ()):
+        headline = f"checkpoint {checkpoint.name} is no result of unlearning from the target {target.name}:"
+        raise MismatchError(join_faults(headline, faults))
+    check_same_tokens(target, checkpoint)
+    check_companions(checkpoint.folder, copied_files(checkpoint.folder))
+    if model.dtype_name != goal.dtype_name:
+        notices.info("%s: stored in %s, the target in %s", checkpoint.name, model.dtype_name, goal.dtype_name)
 
 
 def check_apart(target: Source, prior: Source) -> None:

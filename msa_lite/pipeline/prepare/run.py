@@ -71,9 +71,13 @@ class Scope:
     """True to run even if the device's memory is too small by prediction."""
     is_baseline: bool = False
     """True for a method beside the recipe's own run, in a folder of its own."""
+    checkpoint: str | None = None
+    """The finished model of another method, a folder or `repo[@revision]`; None where the run makes its model."""
 
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
+        if self.checkpoint:
+            return {"name": self.method, "entered": True, "parameters": {}}
         about = {"name": self.method, "mode": recipe.vector.mode, "start": self.start}
         own: dict[str, Any] = {"hold": recipe.hold, "later": recipe.starts_at_retain}
         about |= {key: value for key, value in own.items() if value and self.method in WITH_VECTORS}
@@ -97,7 +101,7 @@ class Run:
     scope: Scope
     """The part of it that this run does."""
     sources: Mapping[str, Source]
-    """The models by name: "target", "prior" (the one that is tuned) and perhaps "ideal"."""
+    """The models by name: "target", "prior" (the one that is tuned), perhaps "ideal" and "checkpoint" (`Scope`)."""
     data: Mapping[str, DataSource]
     """The data sets by their places in the recipe, pinned."""
     prompter: Prompter
@@ -252,7 +256,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         open_judge(judge)  # it may lack a key
         check_prompts(judge, recipe.evaluate.benchmark)
     earlier = open_earlier(recipe)
-    found = find_models(recipe, scope.start)
+    found = find_models(recipe, scope.start, scope.checkpoint)
     data, all_rows = load_data(recipe)
     all_rows, notes = separate_sets(all_rows, removed_hashes(recipe, earlier))
     # From here on the checks need torch and transformers, which take seconds to load.
@@ -277,7 +281,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     for published in questions.published:
         notes += [*published.unasked(), *published.unscored()]
     spared = find_filter_rows(recipe, fitted, prompter, questions_of(questions.published))
-    notes += spared.notes if is_filtered(recipe, scope.sample) else []
+    notes += spared.notes if scope.vectors and is_filtered(recipe, scope.sample) else []
     examples = {**fitted.examples, FILTER: spared.examples} if spared.examples else fitted.examples
     if removed := draw_removed(recipe, earlier, prompter):
         notes += removed.facts.notes
@@ -326,6 +330,8 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, scope: Scope) -> int:
     It holds the merged model. In full mode it also holds an fp32 checkpoint of each vector, or of the best epoch of a
     baseline, and during a fit three saves with AdamW's state and, of a baseline, two more epochs.
     """
+    if not scope.vectors:  # nothing is made, or a checkpoint is taken as it is
+        return 0
     folder = scope.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
     size = 0

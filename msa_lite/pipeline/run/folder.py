@@ -31,6 +31,7 @@ from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe,
 from msa_lite.recipe.load import load_any
 from msa_lite.record.seal import KEY_FILE, make_key
 from msa_lite.report.run.provenance import (
+    ENTERED,
     GIVEN,
     PURGED_FILE,
     RECIPE_FILE,
@@ -146,8 +147,8 @@ def stage_list(context: Context, stages: Sequence[Stage]) -> StageList:
     evaluate = recipe.evaluate
     return StageList(
         stages=tuple(stage.listed(scope.folder) for stage in stages),
-        vectors=tuple(recipe.vector_names) if has_vectors else None,
-        chooses=recipe.has_choice if has_vectors else context.chooses,
+        vectors=tuple(recipe.vector_names) if has_vectors else () if scope.checkpoint else None,
+        chooses=recipe.has_choice if has_vectors else context.chooses and not scope.checkpoint,
         strengths=strengths,
         models=("target", "unlearned", *(["ideal"] if evaluate.ideal else [])) if evaluate else (),
         starts_at_retain=recipe.starts_at_retain,
@@ -283,6 +284,8 @@ def recipe_text(kind: FolderKind, command: str, recipe: Recipe | TrainingRecipe,
 
 
 def _command(scope: Scope) -> str:
+    if scope.checkpoint:
+        return f"msa-lite {ENTERED} {scope.method}"  # without its path: the file is handed on
     return f"msa-lite baseline {scope.method}" if scope.is_baseline else "msa-lite"
 
 

@@ -208,7 +208,7 @@ def write_record(run: Run, story: Story, chosen: Values, merged: Merged | Merged
     assert verdict is not None, "the run is finished"
     _write_report(folder, _report_texts(story))
     kind: ResultKind = "adapter" if isinstance(merged, MergedAdapter) else "model"
-    models = [name for name in ("target", "prior", "ideal") if name in run.sources]
+    models = [name for name in ("target", "prior", "ideal", "checkpoint") if name in run.sources]
     if run.scope.start == "target":
         models.remove("prior")  # it is the target itself
     manifest = load_manifest(merged.folder)
@@ -258,7 +258,8 @@ def _formula(run: Run, is_filtered: bool) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    return formula_of(run.scope.method, run.scope.start, is_filtered, run.recipe.starts_at_retain)
+    start = "checkpoint" if run.scope.checkpoint else run.scope.start
+    return formula_of(run.scope.method, start, is_filtered, run.recipe.starts_at_retain)
 
 
 def _model(source: Source) -> ModelWeights:

@@ -24,8 +24,10 @@ from msa_lite.io.console.libraries import require
 from msa_lite.io.console.progress import readable
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.weights.checkpoint import load_checkpoint
+from msa_lite.io.weights.hub import is_remote
 from msa_lite.merger.checks.memory import parse_size
 from msa_lite.pipeline.attack.campaign import open_attacks
+from msa_lite.pipeline.baseline.entered import AS_MODEL, check_entered, entered_name, entered_scope, entered_stages
 from msa_lite.pipeline.baseline.settings import Setting, baseline_scope
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.earlier import open_earlier, removed_hashes
@@ -115,13 +117,18 @@ def find_verb(
     method: str = "msa",
     accept: bool = False,
     force: bool = False,
+    model: str | None = None,
 ) -> Verb:
     """Return what a command does with a recipe. Raise UsageError for a recipe that it cannot be used on.
 
-    method: of `baseline`. accept, force: as of `run`. Raise UsageError, too, for a judge that needs the user's consent.
+    method, model: of `baseline`. accept, force: as of `run`. Raise UsageError, too, for a judge that needs the user's
+    consent.
     """
     if command in ("run", "baseline", "sweep") and recipe.evaluate:
         check_consent(recipe.evaluate.judge, accept)
+    if model is not None:
+        scope = replace(entered_scope(entered_name(model), recipe, model), force=force)
+        return Verb(scope, entered_stages, [check_entered, _check_attacks, check_evidence], files=_ALL_FILES)
     if command == "baseline":
         scope, settings = baseline_scope(method, recipe)
         scope = replace(scope, force=force)
@@ -179,22 +186,23 @@ def dry_run(
     method: str = "msa",
     accept: bool = False,
     force: bool = False,
+    model: str | None = None,
 ) -> DryRun:
     """Return what a command on a recipe would do. Nothing is written into its output.
 
-    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. accept, force: as of
-    the command.
+    command: its name; "train" takes the recipe of a training. method, model: of `baseline`. accept, force: as of the
+    command.
 
     Raise what the command raises before its work, as far as this is known without downloading weights.
     """
     require("train")
     if command == "train":
         return _dry_training(load_training(recipe, overrides), force)
-    recipe = load_recipe(recipe, overrides)
-    verb = find_verb(command, recipe, method, accept, force)
+    recipe = load_recipe(recipe, [*overrides, *(AS_MODEL if model else ())])
+    verb = find_verb(command, recipe, method, accept, force, model)
     check_run_folder(recipe.folder, "run")
     facts = _checked_facts(recipe, verb.scope)
-    whole, blockers = _find_blockers(recipe, facts, every_checkpoint=command == "probe")
+    whole, blockers = _find_blockers(recipe, facts, verb, every_checkpoint=command == "probe")
     made = demo_stages(recipe)
     is_early = bool(blockers or made)  # so the inputs cannot be prepared
     if is_early:
@@ -210,7 +218,7 @@ def dry_run(
     if verb.publishes and recipe.publish.repo:
         stages = [*stages, Stage(f"send to {recipe.publish.repo}", "send", None)]
     states = [*_to_do(blockers), *look_ahead(stages)]
-    name = f"baseline {method}" if command == "baseline" else command
+    name = f"baseline {verb.scope.method}" if command == "baseline" else command
     known = dict.fromkeys([*facts.notes, *(context.prepared.notes if context.prepared else ())])  # many are in both
     notes = [*verb.going_out(context), *_remarks(context), *known, *([_LATER] if is_early else [])]
     return DryRun(name, verb.scope.folder, states, notes, verb.files)
@@ -290,16 +298,17 @@ def _to_get(facts: Facts, names: Mapping[str, object]) -> list[str]:
     return [*download, *(f"fetch the {role} {names.get(role, '')}".rstrip() for role in facts.missing)]
 
 
-def _find_blockers(recipe: Recipe, facts: Facts, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
+def _find_blockers(recipe: Recipe, facts: Facts, verb: Verb, every_checkpoint: bool) -> tuple[Recipe, list[str]]:
     """Return the steps that must come before the inputs can be checked, such as downloads.
 
     every_checkpoint: look at all checkpoints of the recipe's history, too. The recipe comes back with models that were
     merged before in the place of adapters.
     """
     blockers = _to_get(facts, {"target": recipe.target, "prior": recipe.prior_checkpoint})
-    if every_checkpoint and recipe.history:
-        heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
-        blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
+    others = [verb.scope.checkpoint] if verb.scope.checkpoint and is_remote(verb.scope.checkpoint) else []
+    others += [item.checkpoint for item in recipe.history.checkpoints] if every_checkpoint and recipe.history else []
+    heads = {name: find_headers(name) for name in others}
+    blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
     recipe, ahead = _with_written_out(recipe)
     for role, kind in ahead.items():
         is_adapter = kind == "an adapter"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.choice import Values
 from msa_lite.data import Row
-from msa_lite.errors import StageError
+from msa_lite.errors import StageError, UsageError
 from msa_lite.io.console.progress import Progress, Step, announce, muted, notices, silent
 from msa_lite.io.files.writing import hash_file
 from msa_lite.io.finished.seal import why_unfinished
@@ -22,6 +22,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.merger.moments import MOMENTS_FOLDER, Moments, load_moments
 from msa_lite.pipeline.attack.campaign import open_attacks
 from msa_lite.pipeline.attack.run import run_attacks
+from msa_lite.pipeline.baseline.entered import AS_MODEL, rows_perhaps_learnt
 from msa_lite.pipeline.baseline.trials import Trials
 from msa_lite.pipeline.prepare.run import Context, Run, prepare
 from msa_lite.pipeline.run.choice import CHOICE, POINTS, chosen_strengths, points_helper
@@ -184,21 +185,26 @@ def run(
 
 
 def run_baseline(
-    method: str,
+    method: str | None,
     recipe: RecipeSource,
     overrides: Iterable[str] = (),
     progress: Progress = silent,
     *,
+    model: str | None = None,
     force: bool = False,
 ) -> RunResult | None:
     """Run a baseline on a recipe's models and data, and score it in the same way as MSA.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written for faults of method, recipe or inputs. force: only warn if the device's memory is too small
-    by prediction. Return None in the processes of a launcher but the first.
+    anything is written for faults of method, recipe or inputs. model: the finished checkpoint of a method of your own,
+    with None for `method`; nothing is trained, and the run goes into `baselines/NAME`, the checkpoint's name. force:
+    only warn if the device's memory is too small by prediction. Return None in the processes of a launcher but the
+    first.
     """
-    recipe = load_recipe(recipe, overrides)
-    verb = find_verb("baseline", recipe, method, force=force)
+    if (method is None) == (model is None):
+        raise UsageError("give either a method, or the checkpoint of another one (--model)")
+    recipe = load_recipe(recipe, [*overrides, *(AS_MODEL if model else ())])
+    verb = find_verb("baseline", recipe, method or "", force=force, model=model)
     return _lead(recipe, verb, progress, partial(_run, verb, progress))
 
 
@@ -370,6 +376,8 @@ def _attack_steps(run: Run) -> list[Step]:
 
 def _chosen(context: Context, verb: Verb) -> tuple[Values, Sequence[Row]]:
     """Return what was chosen, and the rows to keep that the merged model learnt."""
+    if verb.scope.checkpoint:
+        return {}, rows_perhaps_learnt(context.run)
     if not verb.settings:
         strengths = chosen_strengths(context.run)
         return strengths.values, learnt_rows(context.run, strengths)

@@ -194,6 +194,12 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
 def _about(manifest: Mapping[str, Any]) -> list[str]:
     """Return what was done, with the formula and its numbers."""
     method, terms = (manifest.get("outcome") or {}).get("method"), manifest["terms"]
+    if "checkpoint" in manifest["inputs"]:
+        return [
+            f"Another method, {_plain(method)}, was to remove the influence of some training data from "
+            f"{_shown(manifest, 'target')}. This is its result. It was not made by msa-lite, which saw the finished "
+            "checkpoint alone and was told nothing of its training."
+        ]
     is_adapter, names = manifest["kind"] == "adapter", [term["name"] for term in terms]
     is_msa = all(side_of(term) in _SYMBOLS for term in terms) and method in (None, "msa")
     if is_msa:
@@ -339,7 +345,7 @@ model = PeftModel.from_pretrained(before, "{place}")
 def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     """Return models, vectors and tools with their revisions, and the licence."""
     inputs, sources = manifest["inputs"], manifest.get("sources", {})
-    roles = {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)"}
+    roles = {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)", "checkpoint": "this model, as given"}
     if (inputs.get("prior"), sources.get("prior")) == (inputs.get("target"), sources.get("target")):
         del roles["prior"]
     rows = [(what, _shown(manifest, role), role) for role, what in roles.items() if role in inputs]

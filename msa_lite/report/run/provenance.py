@@ -155,10 +155,18 @@ def read_run(folder: Path) -> str:
     return text
 
 
+ENTERED = "baseline --model"  # the command that enters another method's result
+
+
 def recorded_baseline(recipe: str) -> str | None:
     """Return the method of a baseline's run by the first line of its recipe.yaml; None for a recipe's own run."""
-    method = re.search(r"`msa-lite baseline (\w+)`", recipe.partition("\n")[0])
+    method = re.search(r"`msa-lite baseline (?:--model )?([\w.-]+)`", recipe.partition("\n")[0])
     return method[1] if method else None
+
+
+def is_entered(recipe: str) -> bool:
+    """Check by the first line of a run's recipe.yaml whether its model is another method's result."""
+    return f"`msa-lite {ENTERED} " in recipe.partition("\n")[0]
 
 
 def _own_method(values: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from msa_lite.report.run.provenance import (
     PURGED_FILE,
     WITH_VECTORS,
     Provenance,
+    is_entered,
     load_provenance,
     purge_day,
     read_run,
@@ -57,6 +58,7 @@ _FORMULAS = {
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
     "prior": "θ_u = θ_D + scale (θ_1 − θ_0)",
     "target": "θ_u: the target, trained further",
+    "checkpoint": "θ_u: not made by msa-lite, which saw only the checkpoint and was told nothing of its training",
 }
 
 
@@ -278,8 +280,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = (), verdict: Verdi
 def formula_of(method: str, start: str, is_filtered: bool = False, is_later: bool = False) -> str:
     """Return the formula of "msa" or of a baseline in symbols.
 
-    start: the model that is tuned, "prior" or "target". is_filtered: True where its vector was filtered.
-    is_later: True where it was fitted from θ_2; only "msa" and "task_vector" have one.
+    start: the model that is tuned, "prior" or "target"; "checkpoint" for another method's result. is_filtered: True
+    where its vector was filtered. is_later: True where it was fitted from θ_2; only "msa" and "task_vector" have one.
     """
     formula = _FORMULAS.get(method) or _FORMULAS[start]
     formula = LATER if is_later and method in WITH_VECTORS else formula
@@ -290,6 +292,8 @@ def formula_of(method: str, start: str, is_filtered: bool = False, is_later: boo
 
 
 def _start(provenance: Provenance) -> str:
+    if is_entered(provenance.recipe):
+        return "checkpoint"
     baseline = provenance.values.get("baseline")
     return "prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"
 

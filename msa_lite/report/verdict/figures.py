@@ -167,8 +167,8 @@ def counts_basis(forgotten: Forgotten, kept: Kept | None, tested: Mapping[str, i
     for name, verb, side in (("forget", "forget", forgotten), ("retain", "keep", kept)):
         if side and tested.get(name, side.rows) < side.rows:
             more += (
-                f" Of the {side.rows} rows to {verb}, {side.rows - tested[name]} are among those by which the model "
-                "was chosen; the scores leave them out."
+                f" Of the {side.rows} rows to {verb}, {side.rows - tested[name]} are among those by which models "
+                "are chosen; the scores leave them out."
             )
     return f"{_WORDS[forgotten.unit].basis}.{more}"
 
