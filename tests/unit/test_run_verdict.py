@@ -239,5 +239,5 @@ def test_texts_and_questions_together_are_rows() -> None:
 
 def test_the_basis_tells_rows_that_the_choice_has_seen() -> None:
     told = counts_basis(FORGOTTEN, KEPT, {"forget": 48, "retain": 90})
-    assert "Of the 120 rows to keep, 30 are among those by which the model was chosen" in told
+    assert "Of the 120 rows to keep, 30 are among those by which models are chosen" in told
     assert "chosen" not in counts_basis(FORGOTTEN, KEPT, {})
