@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 35_832,
-    "modules": 287,
-    "lines of the tests": 44_325,
-    "words of the docs": 48_242,
+    "lines of the package": 36_029,
+    "modules": 288,
+    "lines of the tests": 44_447,
+    "words of the docs": 48_306,
     "commands": 24,
-    "options": 110,
+    "options": 111,
     "keys of a recipe": 92,
 }
 
