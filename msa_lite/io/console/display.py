@@ -107,13 +107,14 @@ def for_notebooks(function: Any) -> Any:
     """
     if isinstance(function, type) or not make_console().is_jupyter:
         return function
-    parameters = signature(function)
+    names = [*signature(function).parameters]
+    place = names.index("progress") if "progress" in names else -1
 
     @wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
         with ExitStack() as stack:
             stack.enter_context(quiet_libraries())
-            if "progress" in parameters.parameters.keys() - parameters.bind_partial(*arguments, **options).arguments:
+            if len(arguments) <= place and "progress" not in options:
                 options["progress"] = stack.enter_context(closing(Display(Notices())))
             return function(*arguments, **options)
 
