@@ -70,10 +70,10 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
             return 130
         time.sleep(_PATIENCE)
         click.echo(f"process {rank}: ", err=True, nl=False)
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is the whole help
-        error.show()
-        return error.exit_code
     if isinstance(error, click.ClickException):
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later; its message is the whole help
+            error.show()
+            return error.exit_code
         _print_usage(error)
         return _say(_key_as_option(error) or error.format_message(), 2)
     if isinstance(error, MsaError):

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from msa_lite.io.files.addresses import model_name
-from msa_lite.io.files.schema import Closed
+from msa_lite.io.files.schema import Before, Closed
 from msa_lite.io.weights.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.settings import Columns, DataSet, DataSource, PromptSettings
 
@@ -71,9 +71,7 @@ def check_points(value: OneValue) -> OneValue:
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 Trackers = Annotated[
     list[Tracker],
-    BeforeValidator(
-        lambda names: [names] if isinstance(names, str) else names, json_schema_input_type=Tracker | list[Tracker]
-    ),
+    Before(lambda names: [names] if isinstance(names, str) else names, Tracker | list[Tracker]),
     AfterValidator(lambda names: list(dict.fromkeys(names))),
 ]
 """Trackers, each once; one may be written without a list."""
@@ -141,9 +139,9 @@ def _check_template(settings: PromptSettings) -> PromptSettings:
 
 Prompt = Annotated[
     PromptSettings,
-    BeforeValidator(
+    Before(
         lambda value: {"kind": value} if isinstance(value, str) else value,
-        json_schema_input_type=PromptSettings | Literal["default", "chat", "plain", "auto"],
+        PromptSettings | Literal["default", "chat", "plain", "auto"],
     ),
     AfterValidator(_check_template),
 ]
@@ -165,9 +163,9 @@ def _parse_steps(value: object) -> int:
     return parse_count(value)
 
 
-Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str)]
-Steps = Annotated[int, BeforeValidator(_parse_steps, json_schema_input_type=int | str)]
-Counts = Annotated[list[int], BeforeValidator(_parse_counts, json_schema_input_type=int | str | list[int | str])]
+Count = Annotated[int, Before(parse_count, int | str)]
+Steps = Annotated[int, Before(_parse_steps, int | str)]
+Counts = Annotated[list[int], Before(_parse_counts, int | str | list[int | str])]
 
 
 class PastCheckpoint(Closed):

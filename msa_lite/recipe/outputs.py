@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from msa_lite.catalogue import ATTACKS, BENCHMARKS, EVIDENCE, OWN, paper_scores, published, splits_help
 from msa_lite.errors import nearest
-from msa_lite.io.files.schema import Closed
+from msa_lite.io.files.schema import Before, Closed
 from msa_lite.recipe.inputs import AutoOffOr, AutoOr, Data, ModelName, check_points
 from msa_lite.recipe.training import Rate
 from msa_lite.settings import JudgeSettings, Margins
 
 
-def _named(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
+def _named(what: str, names: Callable[[], Iterable[str]]) -> Before:
     """Return the check that a value is one of some names, with all of them and the nearest in its message."""
 
     def check(value: object) -> object:
@@ -23,7 +23,7 @@ def _named(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
             raise ValueError(f"no {what} of this name{nearest(str(value), choices)}; choose from {', '.join(choices)}")
         return value
 
-    return BeforeValidator(check, json_schema_input_type=Literal[tuple(names())])
+    return Before(check, Literal[tuple(names())])
 
 
 BenchmarkName = Annotated[str, _named("benchmark", lambda: BENCHMARKS)]

@@ -29,6 +29,7 @@ from tests.support.merges import Adapter, read_checkpoint, write_checkpoint
 from tests.support.runs import make_removal
 
 ROOT = Path(__file__).parents[2]
+OTHER = os.environ.get("MSA_PLAIN")  # the Python of a plain installation, whose packages may be older
 LINE = f"training and scoring need torch and its companions: pip install {libraries.requirement('train')}"
 # With None in its place, a module is not found, neither by `import` nor by `find_spec`.
 START = "import json, sys; sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))\n"
@@ -75,6 +76,8 @@ def closure(wanted: list[Requirement], known: set[tuple[str, str]]) -> Iterator[
 @pytest.fixture(scope="session")
 def hidden() -> str:
     """The modules of all other distributions, as JSON."""
+    if OTHER:
+        return "[]"
     there = {*closure(requirements(), set()), "msa-lite"}
     modules = metadata.packages_distributions().items()
     return json.dumps([name for name, homes in modules if not there & {canonicalize_name(home) for home in homes}])
@@ -87,7 +90,7 @@ class Plain:
         self.folder, self.hidden = folder, hidden
 
     def start(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, self.hidden, *arguments]
+        command = [OTHER or sys.executable, "-c", code, self.hidden, *arguments]
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
 
     def run(self, *commands: Sequence[str]) -> list[tuple[int, str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 KEPT = {
     "PATH", "LD_LIBRARY_PATH", "TMPDIR", "CI", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE",
-    "ATEN_CPU_CAPABILITY", "HF_HUB_OFFLINE", "MSA_DRAWS", "MSA_VARY",
+    "ATEN_CPU_CAPABILITY", "HF_HUB_OFFLINE", "MSA_DRAWS", "MSA_PLAIN", "MSA_VARY",
 }  # fmt: skip
 """The variables that tests may see: where programs are, how the processor is used, what the tests themselves take."""
 _KEPT_STARTS = ("PYTEST_", "OMP_", "MKL_", "ONEDNN_", "CUDA_", "NVIDIA_", "PIP_", "SSL_")

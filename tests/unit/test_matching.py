@@ -247,11 +247,25 @@ def by_python(patterns: list[str], name: str) -> int | None:
 pieces = st.sampled_from(
     [
         *("a", "b", "0", "1", ".", "|", "_", "-", r"\.", r"\d", r"\w", "[ab]", "[^.]", "^", "$", r"\b"),
-        *(".*", "a*", "a+", "0{1,2}", "(a|b)", "(?:ab)?", "(?i:A)"),
+        *(
+            ".*",
+            "a*",
+            "a+?",
+            "0{1,2}",
+            "a{,3}",
+            "(a|b)",
+            "(?:ab)?",
+            "(a|b?){2}",
+            "(?:a*|_){,9}",
+            r"[^\d\s]",
+            r"[\W_]+",
+            r"\B",
+        ),
+        *("é", "(", ")", r"\Z"),
     ]
 )
 expressions = st.lists(pieces, max_size=5).map("".join)
-modules = st.text("ab01._-", max_size=8)
+modules = st.text("ab01._-é", max_size=8)
 
 
 @settings(max_examples=200)
@@ -275,21 +289,23 @@ def test_names_are_patterns_with_their_dots_escaped_or_not(names: list[str], mod
 @pytest.mark.parametrize(
     ("pattern", "says"),
     [
-        (r"(a)\1", "invalid escape"),
-        ("(?=a)b", "invalid perl operator"),
-        ("a{,3}", r"write \{0,n\}"),
-        ("[[:alpha:]]", "classes of POSIX"),
-        ("é.*", "printable ASCII"),
-        ("(" * 3000, "it has 3000 characters"),
-        ("((a{1000}){1000}){1000}", "repetition"),
+        (r"(a)\1", "groupref"),
+        ("(?=a)b", "assert"),
+        ("(?i:a)", "subpattern"),
+        ("a**", "multiple repeat"),
+        ("(" * 3000, "3000 characters"),
+        ("(" * 200 + ")" * 200, "200 opening brackets"),
     ],
 )
-def test_patterns_of_no_or_another_meaning_are_refused(pattern: str, says: str) -> None:
+def test_patterns_that_cannot_be_followed_are_refused(pattern: str, says: str) -> None:
     (fault,) = Patterns({pattern: 1, "fine": 2}).faults
     assert re.search(says, fault)
 
 
-@pytest.mark.parametrize("pattern", ["(x+x+)+y", "(x*)*y", "(x|x)*y", "(.*.*.*)*y", "(?:(?:x?){30}){30}y", "([x_]*)*y"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["(x+x+)+y", "(x*)*y", "(x|x)*y", "(.*.*.*)*y", "(?:(?:x?){30}){30}y", "([x_]*)*y", "(((x{,900}){900})*)*y"],
+)
 def test_patterns_that_blow_up_are_matched_at_once(pattern: str) -> None:
     assert Patterns({pattern: 1}).faults == []
     assert Patterns({pattern: 1}).first(["x" * 900], None) is None
@@ -303,7 +319,7 @@ def test_as_many_patterns_as_modules_are_matched(form: str) -> None:
 
 
 def test_too_many_patterns_for_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.io.weights.patterns._EFFORT", 5 * 10**8)  # a tenth, for a tenth of the patterns
+    monkeypatch.setattr("msa_lite.io.weights.patterns._EFFORT", 10**9)  # a tenth, for a tenth of the patterns
     patterns = Patterns({f"[ab]{number}x*x*x*x*z": number for number in range(400)})
     with pytest.raises(FormatError, match="too many patterns for so many modules"):
         patterns.first((f"{number:05}" + "x" * 895 for number in range(100_000)), None)
@@ -316,13 +332,7 @@ def test_too_many_ways_to_place_dots_are_refused() -> None:
 
 
 def test_more_expressions_than_anybody_writes_are_refused() -> None:
-    assert re.search("more than 5000 regular expressions", "".join(Patterns({f"{n}a*": 1 for n in range(6000)}).faults))
-
-
-def test_names_of_other_letters_are_only_matched_with_names() -> None:
-    assert Patterns({"q": 1}).first(["é.q"], None) == 1
-    with pytest.raises(FormatError, match="only matched with names of ASCII"):
-        Patterns({r"\w": 1}).first(["é"], None)
+    assert re.search("more than 1000 regular expressions", "".join(Patterns({f"{n}a*": 1 for n in range(6000)}).faults))
 
 
 def quietly(call: Callable[[str], Any], *errors: type[Exception]) -> Callable[[str], Any]:

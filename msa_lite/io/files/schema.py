@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 
 class Closed(BaseModel):
@@ -21,6 +23,18 @@ class Closed(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+@dataclass(frozen=True)
+class Before:
+    """Turn what is written into a field's value. The JSON schema has the type that may be written, `written`."""
+
+    turn: Callable[[Any], Any]
+    written: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        turned = core_schema.no_info_before_validator_function(self.turn, handler(source))
+        return core_schema.json_or_python_schema(handler.generate_schema(self.written), turned)
 
 
 def schema_fields(kind: Any) -> dict[str, Any]:

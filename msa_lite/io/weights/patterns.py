@@ -1,14 +1,18 @@
 """Match names of modules with patterns as PEFT does with rank_pattern and alpha_pattern: the first that fits the end.
 
-Patterns are regular expressions of strangers. Python's own engine may try exponentially many ways, so RE2 matches them,
-in a time that grows with the name alone. Most patterns are names, and need no engine.
+Patterns are regular expressions of strangers, and Python's own engine may try exponentially many ways to match one. So
+Python only reads them; `_sequence` follows all ways at once, in a number of steps that is counted and limited. Most
+patterns are names, and need no engine.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial, reduce
+from re import _compiler, _parser  # type: ignore[attr-defined]
+from re import _constants as signs  # type: ignore[attr-defined]
 from typing import Any
 
 from msa_lite.errors import FormatError, clip
@@ -16,11 +20,10 @@ from msa_lite.errors import FormatError, clip
 _ENDING = r"(.*\.)?({})$"  # how PEFT uses a pattern
 _NAME = re.compile(r"(?:[\w-]|\\[^\w\s])*", re.ASCII)
 _DOTTED = re.compile(r"(?:[\w.-]|\\[^\w\s])*", re.ASCII)  # a name with its dots not escaped, each for any character
-_OTHERWISE_READ = re.compile(r"\{,|\[[:.=]")  # RE2 reads them in another way than Python
-_LONGEST = 1000  # characters of a pattern
-_MOST = 5000  # regular expressions in a config
-_EFFORT = 5 * 10**9  # steps, of about a nanosecond
-_MATCH, _COMPARISON = 5000, 100  # steps of a match besides instructions × characters; of comparing one character
+_LONGEST, _MOST_GROUPS = 1000, 100  # characters of a pattern, and its opening brackets
+_MOST = 1000  # regular expressions in a config
+_EFFORT = 10**10  # steps, of about a nanosecond
+_PART, _COMPARISON = 300, 100  # steps of following one part of an expression; of comparing one character
 _ANY = "\0"
 
 
@@ -32,7 +35,7 @@ class Patterns:
         self._names: dict[str, int] = {}
         # By length, by the places of dots that are not escaped, by the text with `_ANY` at these places.
         self._dotted: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
-        self._expressions: list[tuple[int, Any]] = []
+        self._expressions: list[tuple[int, _Step]] = []
         self._effort = _EFFORT
         self.faults: list[str] = []
         for number, pattern in enumerate(values or {}):
@@ -78,10 +81,7 @@ class Patterns:
                 if (text := "".join(characters)) in texts:
                     yield texts[text]
         for number, expression in self._expressions:
-            if not name.isascii():
-                raise FormatError(f"{name}: regular expressions are only matched with names of ASCII characters")
-            self._spend(_MATCH + expression.programsize * len(name), name)
-            if expression.match(name):
+            if expression(name, 1, self._spend):
                 yield number
                 break
 
@@ -100,23 +100,67 @@ def endings(name: str) -> Iterator[str]:
         yield name
 
 
-def _compile(pattern: str) -> Any:
-    """Compile a pattern for RE2. Raise ValueError unless it is one to Python too, and of the same meaning."""
-    import re2
+# From the places of a name at which a part of an expression may begin, those at which it can end. A set of places is a
+# whole number with one bit a place. The last argument counts the effort.
+_Step = Callable[[str, int, Callable[[int, str], None]], int]
 
-    if len(pattern) > _LONGEST:
-        raise ValueError(f"it has {len(pattern)} characters")
-    if not (pattern.isascii() and pattern.isprintable()):
-        raise ValueError("it has characters other than printable ASCII")
-    if _OTHERWISE_READ.search(pattern):
-        raise ValueError("write {0,n} for {,n}, and no classes of POSIX")
-    options = re2.Options()
-    options.log_errors = False
+
+def _compile(pattern: str) -> _Step:
+    """Return the step of a pattern. Raise ValueError if it is none, or cannot be followed."""
+    if len(pattern) > _LONGEST or pattern.count("(") > _MOST_GROUPS:
+        raise ValueError(f"it has {len(pattern)} characters and {pattern.count('(')} opening brackets")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            re.compile(_ENDING.format(pattern))
-        return re2.compile(_ENDING.format(pattern), options)
-    except (re.error, re2.error, OverflowError, RecursionError) as error:
-        reason = error.args[0] if error.args else error
-        raise ValueError(reason.decode() if isinstance(reason, bytes) else str(reason)) from error
+        return _sequence(_parser.parse(_ENDING.format(pattern)))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _sequence(tree: Any) -> _Step:
+    """Return the step of parts one after another, as Python's parser gives them."""
+    steps = [_step(tree.state, sign, value) for sign, value in tree]
+
+    def follow(name: str, starts: int, spend: Callable[[int, str], None]) -> int:
+        for step in steps:
+            if not starts:
+                break
+            spend(_PART + len(name), name)
+            starts = step(name, starts, spend)
+        return starts
+
+    return follow
+
+
+def _step(state: Any, sign: Any, value: Any) -> _Step:
+    """Return the step of one part. Raise ValueError for look-around, references and flags."""
+    match sign:
+        case signs.LITERAL | signs.NOT_LITERAL | signs.ANY | signs.IN | signs.AT:
+            part, width = _compiler.compile(_parser.SubPattern(state, [(sign, value)])), sign != signs.AT
+            return lambda name, starts, _: (starts & _places(part, name)) << width
+        case signs.BRANCH:
+            steps = [_sequence(tree) for tree in value[1]]
+            return lambda *now: reduce(operator.or_, (step(*now) for step in steps))
+        case signs.MAX_REPEAT | signs.MIN_REPEAT:
+            least, most, part = value
+            return partial(_repeat, least, most, _sequence(part))
+        case signs.SUBPATTERN if not (value[1] or value[2]):
+            return _sequence(value[3])
+    raise ValueError(f"{str(sign).lower().replace('_', ' ')} is not supported here")
+
+
+def _repeat(least: int, most: int, step: _Step, name: str, starts: int, spend: Callable[[int, str], None]) -> int:
+    """Return where a repeated part can end. After as many rounds as the name has places, none is new."""
+    for _ in range(min(least, len(name) + 1)):
+        starts = step(name, starts, spend)
+    reached = fresh = starts
+    for _ in range(min(most - least, len(name) + 1)):
+        if not fresh:
+            break
+        fresh = step(name, fresh, spend) & ~reached
+        reached |= fresh
+    return reached
+
+
+@lru_cache(10_000)
+def _places(part: re.Pattern[str], name: str) -> int:
+    """Return where a part of one character, or a mark without width, fits a name."""
+    return sum(1 << found.start() for found in part.finditer(name))
