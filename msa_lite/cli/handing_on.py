@@ -156,7 +156,6 @@ def publish_command(
     msa-lite publish runs/mine/model alice/mine-unlearned
     msa-lite publish runs/mine alice/mine-unlearned --public --yes
     """
-    from contextlib import nullcontext
     from dataclasses import replace
 
     from huggingface_hub.utils import disable_progress_bars
@@ -181,8 +180,9 @@ def publish_command(
         if not click.confirm("Send this?", err=True):
             click.echo("nothing was sent", err=True)
             return 130
-    with nullcontext() if in_terminal() else disable_progress_bars():
-        result = push(contents, to)
+    if not in_terminal():
+        disable_progress_bars()
+    result = push(contents, to)
     if as_json:
         print_json(json_form(result) | _described(contents))
     else:

@@ -89,9 +89,10 @@ def find_destination(repo: str, private: bool) -> Destination:
     """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.utils import get_session, hf_raise_for_status
 
     check_name(repo)
-    if constants.is_offline_mode():
+    if constants.HF_HUB_OFFLINE:
         raise UsageError(f"{repo}: cannot be reached offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
     with _hub_errors(repo, "nothing was sent"):
         if get_token() is None:
@@ -115,7 +116,8 @@ def find_destination(repo: str, private: bool) -> Destination:
         if info.id != name:
             raise UsageError(f"{name}: is called {info.id} now; send to that name")
         _check_repository(api, info, private)
-        api.auth_check(name, write=True)
+        address = f"{api.endpoint}/api/models/{name}/auth-check/write"
+        hf_raise_for_status(get_session().get(address, headers=api._build_hf_headers()))
         return Destination(name, private, account, True, frozenset(_files(info)), endpoint)
 
 
@@ -248,9 +250,21 @@ def push_folder(folder: str | Path, repo: str, options: PublishOptions = _PLAIN)
     repo: ACCOUNT/NAME, or NAME for the account of the token. It is private unless `options.public`. Raise as
     `find_destination`, `make_contents` and `push`, which this calls in turn.
     """
-    from huggingface_hub.utils import disable_progress_bars
-
     to = find_destination(repo, private=not options.public)  # first: the files of a large model take minutes to check
     contents = make_contents(Path(folder), replace(options, repo=to.repo))
-    with disable_progress_bars():
+    with _without_bars():
         return push(contents, to)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Send without the bars of the Hub's client."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()

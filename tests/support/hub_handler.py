@@ -182,7 +182,7 @@ class HubHandler(BaseHTTPRequestHandler):
             words = {"error": "You already created this model repo", "url": f"{self.hub.url}/{repo}"}
             self._answer(409, json.dumps(words).encode())
             return
-        self.hub.make(repo, private=request.get("visibility") == "private")
+        self.hub.make(repo, private=request.get("private") or request.get("visibility") == "private")
         self._answer_json({"url": f"{self.hub.url}/{repo}", "name": repo, "id": repo})
 
     def _batch(self, body: bytes, repo: str) -> None:

@@ -65,7 +65,7 @@ def _describe(schema: dict[str, Any], kind: type) -> dict[str, Any]:
     documented = [above for above in reversed(kind.__mro__) if above not in (BaseModel, object)]
     texts = {name: text for above in documented for name, text in _field_texts(above).items()}
     for name, text in texts.items():
-        field = getattr(kind, "__pydantic_fields__", {}).get(name)
+        field = getattr(kind, "model_fields", {}).get(name)
         properties[field.alias if field and field.alias else name].setdefault("description", text)
     return schema
 

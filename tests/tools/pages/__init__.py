@@ -12,7 +12,7 @@ from msa_lite.report.tables.metrics import METRICS
 from tests.tools.arrows import ROOT, drawing
 from tests.tools.pages.commands import commands_page
 from tests.tools.pages.files import files_page
-from tests.tools.pages.lowest import lowest_page
+from tests.tools.pages.lowest import lowest_page, plain_page
 from tests.tools.pages.python import python_page
 from tests.tools.pages.recipe import recipe_page
 from tests.tools.pages.tables import code, table
@@ -72,6 +72,7 @@ def _fields(part: dict[str, Any], parts: dict[str, Any], place: str = "") -> Ite
 PAGES: dict[Path, Callable[[], str]] = {
     _CONTRIBUTING: contributing_page,
     ROOT / "constraints/lowest.txt": lowest_page,
+    ROOT / "constraints/plain.txt": plain_page,
     ROOT / "docs/reference/commands.md": commands_page,
     ROOT / "docs/reference/files.md": files_page,
     _METRICS: metrics_page,
