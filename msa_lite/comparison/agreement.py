@@ -67,7 +67,7 @@ def _differences(report: Report, reference: Report) -> list[str]:
             "rows. Let both choose; a list as forget.alpha makes a run choose"
         )
     elif others := _other_sets(report, reference):
-        faults.append(f"other rows of {', '.join(others)}; score both on the same data, with the same limit and seed")
+        faults.append(f"other rows of {', '.join(others)}; score both on the same data, with the same limit and seeds")
     return faults + [f"other {key}" for key in _SETTINGS if report.settings.get(key) != reference.settings.get(key)]
 
 

@@ -12,6 +12,7 @@ from msa_lite.catalogue import BENCHMARKS, evidence_metric
 from msa_lite.comparison.agreement import caveats, check_agreement, merge_references
 from msa_lite.comparison.entries import ROLES_OF_NAMES, SECTIONS, Entry, ModelValue, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
+from msa_lite.comparison.seeds import join_seeds
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, html_table, latex, markdown
 from msa_lite.report.tables.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
@@ -60,10 +61,10 @@ def compare(
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
-    paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
-    published: the name of a table of the paper. Its figures follow in separate rows, with its
-    printed ratios, or else ratios to its own ideal by the same rule. metrics: the columns, by name. Default: those of
-    the paper. Columns without any value are left out, and the notes say why.
+    paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`. Runs of
+    one recipe with several seeds are one row (`join_seeds`). published: the name of a table of the paper. Its figures
+    follow in separate rows, with its printed ratios, or else ratios to its own ideal by the same rule. metrics: the
+    columns, by name. Default: those of the paper. Columns without any value are left out, and the notes say why.
 
     Raise UsageError for missing paths and unknown names, FormatError for broken reports, MismatchError for reports that
     cannot be compared, each with all faults.
@@ -72,6 +73,7 @@ def compare(
     entries, notes = read_entries(paths)
     if not entries and not table:
         raise UsageError("nothing to compare: give folders of runs or evaluations, reports, or a published table")
+    entries, seed_notes = join_seeds(entries)
     check_agreement(entries, table)
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
@@ -84,7 +86,11 @@ def compare(
         own[0].report.split if own else table.split if table else None,
         tuple(columns),
         (*_with_values(own, columns), *_with_values(printed, columns)),
-        (*caveats(own, printed, [(column.name, column in columns) for column in all_columns], table), *notes),
+        (
+            *caveats(own, printed, [(column.name, column in columns) for column in all_columns], table),
+            *seed_notes,
+            *notes,
+        ),
         f"published: {table.model}" if table else None,
     )
 

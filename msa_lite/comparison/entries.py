@@ -75,15 +75,22 @@ class Entry:
     """The paper's figures by metric, for a row of a published table."""
     cells: Mapping[str, ModelValue] = field(default_factory=dict)
     """The values by metric, once it stands beside the others."""
+    seeds: Mapping[int, Entry] = field(default_factory=dict)
+    """The runs that a row of several seeds is the mean of, by their seeds; else none."""
     json_keys: ClassVar = {
         "model": "label", "section": "section", "role": "role", "source": "source", "method": "method",
-        "metrics": "cells",
+        "metrics": "cells", "seeds?": "seed_values",
     }  # fmt: skip
 
     def value(self, name: str) -> float | None:
         """Return a metric's value, or None."""
         metric = self.report.metrics.get(name)
         return metric.value if metric else None
+
+    @property
+    def seed_values(self) -> dict[str, Any]:
+        """Return the single runs of a row of several seeds, by seed."""
+        return {str(seed): {"source": run.source, "metrics": run.report.metrics} for seed, run in self.seeds.items()}
 
     @property
     def method(self) -> Mapping[str, Any] | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from msa_lite.comparison.compare import FORMATS, Comparison, compare
@@ -180,7 +182,7 @@ def test_what_is_not_a_finite_number_is_missing_for_that_reason(tmp_path: Path) 
         ({"prompt": {"kind": "chat"}, "compat": ["es_floor"]}, "other prompt, other compat"),
         (
             {"sets": {"forget": {"rows": 3}, "holdout": {"rows": 9}}},
-            "other rows of forget; score both on the same data, with the same limit and seed",
+            "other rows of forget; score both on the same data, with the same limit and seeds",
         ),
     ],
 )
@@ -346,3 +348,87 @@ def test_every_figure_is_the_one_that_was_compared_with_the_papers_source() -> N
     ]
     digest = hashlib.sha256("\n".join(figures).encode()).hexdigest()
     assert digest == "8eed3d0e504f2b7d7dec2e2d09cc9c9b61a30b48083d4e7f34418647e9911c47"
+
+
+SEEDS = {0: 0.20, 1: 0.26, 2: 0.35}
+"""The extraction strength of MSA by seed."""
+
+
+def seed_run(folder: Path, seed: int, strength: float, note: str = "", **changes: Any) -> Path:
+    """A run of a recipe with this seed, which scores other rows with each; its model and its data lie in its output."""
+    run = make_run(folder, msa={**GOOD, "extraction_strength": strength}, npo=WEAK)
+    values = {"target": f"{folder}/target", "prior": None, "seed": seed, "output": f"{folder}/"} | changes
+    for place in (run, run / "baselines/npo"):
+        command = "msa-lite" if place == run else "msa-lite baseline npo"
+        first = f"# A run of msa-lite: the recipe as resolved. `{command}` on this file repeats the run.\n"
+        (place / "recipe.yaml").write_text(f"{first}# target: sha256:{folder.name}{note}\n{json.dumps(values)}")
+        for path in place.glob("evaluation/*/report.json"):
+            report = json.loads(path.read_text())
+            report["settings"] |= {
+                "sets": {"forget": {"rows": 40, "sha256": str(seed)}},
+                "model": {"revision": folder.name},
+            }
+            path.write_text(json.dumps(report))
+    return run
+
+
+def test_seeds_of_one_recipe_are_one_row_of_mean_and_standard_error(tmp_path: Path) -> None:
+    runs = [seed_run(tmp_path / f"s{seed}", seed, value) for seed, value in SEEDS.items()]
+    found = compare(runs)
+    assert labels(found) == ["Target, 3 seeds", "Ideal, 3 seeds", "MSA, 3 seeds", "NPO, 3 seeds"]
+    values = np.array([*SEEDS.values()])
+    cell = found.rows[2].cells["extraction_strength"]
+    assert (cell.value, cell.stderr, cell.n) == (
+        pytest.approx(values.mean()),
+        pytest.approx(values.std(ddof=1) / 3**0.5),
+        3,
+    )
+    assert (cell.best, found.rows[3].cells["extraction_strength"].stderr) == (True, 0.0)
+    assert any(note.startswith("rows of several seeds (0, 1, 2): mean ± its standard error") for note in found.notes)
+    row = json_form(found)["rows"][2]
+    assert {seed: one["metrics"]["extraction_strength"]["value"] for seed, one in row["seeds"].items()} == {
+        str(seed): value for seed, value in SEEDS.items()
+    }
+    texts = {"md": "| **0.270** ± 0.044", "tex": r"\textbf{0.270} $\pm$ 0.044", "html": "<b>0.270</b> <small>± 0.044"}
+    assert [name for name, text in texts.items() if text not in FORMATS[name](found)] == []
+    assert "MSA, 3 seeds" in FORMATS["csv"](found)
+    assert [row.seeds for row in compare(runs[0]).rows] == [{}] * 4
+    shutil.rmtree(runs[2] / "baselines")
+    with pytest.raises(MismatchError, match=r"NPO, 2 seeds .*: other rows of forget"):
+        compare(runs)
+
+
+@pytest.mark.parametrize(
+    ("other", "joined"),
+    [
+        ({}, True), ({"seed": 0}, False), ({"forget": {"alpha": 2.0}}, False), ({"label": True}, False),
+        ({"target": "models/target"}, False), ({"same target": True}, True),
+    ],
+)  # fmt: skip
+def test_runs_that_differ_in_more_than_their_seed_are_not_joined(
+    other: dict[str, Any], joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.comparison.compare.check_agreement", lambda *_: None)
+    monkeypatch.setattr("msa_lite.comparison.compare.merge_references", lambda entries: entries)
+    changes = {"target": "models/target"} if "same target" in other else other
+    changes = {key: value for key, value in changes.items() if key not in ("label", "seed")}
+    first = seed_run(tmp_path / "a", 0, 0.2, **({"target": "models/target"} if "target" in changes else {}))
+    second = seed_run(tmp_path / "b", other.get("seed", 1), 0.3, **changes)
+    if "same target" in other:
+        for run in (second, second / "baselines/npo"):
+            text = (run / "recipe.yaml").read_text()
+            (run / "recipe.yaml").write_text(text.replace("sha256:b", "sha256:a"))
+    paths = [f"one={first}", f"two={second}"] if "label" in other else [first, second]
+    found = [row.label for row in compare(paths).rows if row.section == "msa"]
+    assert found == (["MSA, 2 seeds"] if joined else ["one", "two"] if "label" in other else ["MSA (a)", "MSA (b)"])
+
+
+def test_a_mean_needs_a_value_with_each_seed(tmp_path: Path) -> None:
+    runs = [seed_run(tmp_path / f"s{seed}", seed, value) for seed, value in SEEDS.items()]
+    path = runs[1] / "evaluation/unlearned/report.json"
+    report = json.loads(path.read_text())
+    report["metrics"]["model_utility"]["value"] = None
+    path.write_text(json.dumps(report))
+    found = compare(runs)
+    assert found.rows[2].cells["model_utility"].value is None
+    assert any("no value with seed 1" in note for note in found.notes)

@@ -85,7 +85,7 @@ def test_latex_has_balanced_braces_and_as_many_columns_as_it_says(comparison: Co
             merged = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert line.count("&") + merged + 1 == len(spec[1])
     assert lines.count(r"\midrule") == 4
-    assert r"\textbf{0.600} & +100\%" in text
+    assert r"\textbf{0.600} $\pm$ 0.010 & +100\%" in text
     assert r"50\% of\_a\textbar{}b \& \textless{}c\textgreater{} \{d\} \textbackslash{}e" in text
     assert r"\multicolumn{2}{c}{extraction strength $\downarrow$}" in text
 

@@ -146,16 +146,19 @@ def latex(table: TextTable) -> str:
 
 
 def _latex_cells(cell: Cell) -> list[str]:
-    """Return a value, with a proper minus sign, and its remark."""
+    """Return a value, with a proper minus sign and its standard error, and its remark."""
     text = re.sub(r"^-(?=\d)", "$-$", _escape_latex(cell.text))
-    return [rf"\textbf{{{text}}}" if cell.bold else text, _escape_latex(cell.remark)]
+    text = rf"\textbf{{{text}}}" if cell.bold else text
+    text += rf" $\pm$ {cell.stderr:.3f}" if cell.stderr is not None else ""
+    return [text, _escape_latex(cell.remark)]
 
 
 _WORDS = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater"}
 _LATEX = str.maketrans(
     {sign: f"\\{word}{{}}" for sign, word in (_WORDS | {"|": "textbar", '"': "textquotedbl"}).items()}
     | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\to$", "–": "--"}
+    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\to$", "–": "--", "±": r"$\pm$"}
+    | {sign: f"$\\{word}$" for sign, word in {"θ": "theta", "α": "alpha", "β": "beta", "λ": "lambda"}.items()}
 )
 
 
