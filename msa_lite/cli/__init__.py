@@ -46,6 +46,7 @@ _SECTIONS = {
     "Tools": {
         "mergekit": ("merge", "Print a merge as a recipe for mergekit."),
         "table": ("scores", "Make a table of the paper, or one of your own."),
+        "env": ("runs", "Print versions, devices, and what is missing for what."),
     },
 }
 _COMMANDS = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}

@@ -265,3 +265,19 @@ def plan_command(
         print_table(plan_table(result))
     show(result, as_json, *plan_lines(result))
     return 0 if result.fits else MismatchError.exit_code
+
+
+@click.command()
+@takes_json
+def env_command(as_json: bool) -> None:
+    """Print versions, devices, memory, and what is missing for what.
+
+    Paste it into an issue. It has no tokens, and the home folder is written as ~.
+
+    \b
+    msa-lite env
+    """
+    from msa_lite.io.models.devices import describe_machine
+
+    told = describe_machine()
+    show(told, as_json, *(f"{topic + ':':<11} {text}" for topic, text in told.items()))

@@ -158,6 +158,33 @@ def test_adapters_and_checkpoints_are_merged_verified_and_told_to_mergekit(plain
     assert broken[0] == 3
 
 
+@pytest.mark.parametrize("torch", ["hidden", "broken", "beside"])
+def test_the_machine_is_described_whatever_is_missing_or_broken(
+    plain: Plain, torch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if OTHER and torch == "beside":
+        pytest.skip("the other Python has no torch")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    if torch == "broken":
+        (plain.folder / "torch").mkdir()
+        (plain.folder / "torch/__init__.py").write_text(f"raise OSError('{Path.home()}/lib/libcudart.so: none')")
+        monkeypatch.setenv("PYTHONPATH", f"{plain.folder}:{ROOT}")
+    if torch != "hidden":
+        plain.hidden = '["scipy"]'
+    printed, lines = plain.printed(["env", "--json"], ["env"])
+    told = json.loads(printed)
+    assert [f"{topic}: " in " ".join(lines.split()) + " " for topic in told] == [True] * len(told)
+    assert told["merge"].startswith("ready")
+    assert told["msa-lite"] == metadata.version("msa-lite")
+    expected = {
+        "hidden": ("not installed", "training and scoring need torch and its companions; missing: "),
+        "broken": ("cannot be loaded (OSError: ~/lib/libcudart.so: none)", "torch cannot be loaded"),
+        "beside": (f"{metadata.version('torch')}, CUDA ", "missing: scipy"),
+    }[torch]
+    assert [text in told[topic] for topic, text in zip(("torch", "train"), expected, strict=True)] == [True, True], told
+    assert not [secret for secret in ("hf_secret", str(Path.home())) if secret in printed + lines]
+
+
 def test_recipes_are_listed_copied_and_checked(plain: Plain) -> None:
     listed, _, checked, schema = plain.printed(
         ["recipes", "list", "--json"],

@@ -6,10 +6,11 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shlex
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,7 @@ _TRAIN = (
     "torch", "transformers",
 )  # fmt: skip
 # Extra → the reason to install it, and the packages to look for.
-_EXTRAS = {
+EXTRAS = {
     "train": ("training and scoring need torch and its companions", _TRAIN),
     "qlora": ("vector.mode qlora needs bitsandbytes", ("bitsandbytes",)),
     "judge": ("a judge of kind 'openai' needs the openai package", ("openai",)),
@@ -30,9 +31,30 @@ _EXTRAS = {
 }
 
 
+def _missing(extra: str) -> list[str]:
+    return [name for name in EXTRAS[extra][1] if importlib.util.find_spec(name) is None]
+
+
 def has(extra: str) -> bool:
     """Check whether the packages of an extra are there; none is loaded."""
-    return all(importlib.util.find_spec(package) is not None for package in _EXTRAS[extra][1])
+    return not _missing(extra)
+
+
+def readiness(extra: str) -> str:
+    """Return "ready", or what an extra lacks, and for what; nothing is loaded."""
+    missing = _missing(extra)
+    return f"{EXTRAS[extra][0]}; missing: {', '.join(missing)}" if missing else "ready"
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that the plain installation and the extras name, as far as they are there."""
+    versions = {}
+    for text in metadata.requires("msa-lite") or ():
+        name, marker = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)", text)
+        if name and (marker is None or marker[1] in EXTRAS):
+            with suppress(metadata.PackageNotFoundError):
+                versions[name[0]] = metadata.version(name[0])
+    return dict(sorted(versions.items()))
 
 
 def require(extra: str, reason: str | None = None) -> None:
@@ -40,9 +62,8 @@ def require(extra: str, reason: str | None = None) -> None:
 
     reason: the sentence to give in the place of the extra's own.
     """
-    if not has(extra):
-        why, packages = _EXTRAS[extra]
-        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing := _missing(extra):
+        why, packages = EXTRAS[extra]
         named = f" (missing: {', '.join(missing)})" if len(missing) < len(packages) else ""
         raise UsageError(f"{reason or why}{named}: pip install {requirement(extra)}")
 

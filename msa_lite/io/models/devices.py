@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import os
+import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
 from msa_lite.errors import UsageError, causes
+from msa_lite.io.console.libraries import EXTRAS, package_versions, readiness
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +187,71 @@ def why_unused() -> str | None:
         f"its driver does not work with the installed torch, which is made for CUDA {torch.version.cuda}; update the "
         "driver, or install a torch for an older CUDA"
     )
+
+
+_BROKEN = "cannot be loaded"
+
+
+def describe_machine() -> dict[str, str]:
+    """Return by topic what a bug report needs: versions, devices, memory, and what is missing for what.
+
+    Nothing here raises: a topic that fails says why. The home folder is written as ~.
+    """
+    topics: dict[str, Callable[[], str]] = {
+        "msa-lite": lambda: metadata.version("msa-lite"),
+        "python": lambda: f"{platform.python_version()}, {platform.platform()}",
+        "packages": lambda: ", ".join(f"{name} {version}" for name, version in package_versions().items()),
+        "torch": _torch,
+        "nvidia-smi": _nvidia,
+        "cores": lambda: str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": lambda: f"{total / _GB:.1f} GB" if (total := host_memory()) else "the system does not say",
+        "disk": lambda: f"{shutil.disk_usage('.').free / _GB:.1f} GB free in the working folder",
+        "merge": _merge,
+        **{name: partial(readiness, name) for name in EXTRAS},
+    }
+    told = {}
+    for topic, tell in topics.items():
+        try:
+            told[topic] = tell()
+            if "torch" in EXTRAS.get(topic, ("", ()))[1] and told["torch"].startswith(_BROKEN):
+                told[topic] = f"torch {_BROKEN}"
+        except BaseException as error:  # a broken package raises anything, even SystemExit
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            told[topic] = f"{_BROKEN} ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]})"
+    home = os.path.expanduser("~")
+    return {topic: text.replace(home, "~") if len(home) > 1 else text for topic, text in told.items()}
+
+
+def _merge() -> str:
+    """Load what a merge needs; it is no extra."""
+    for name in ("huggingface_hub", "ml_dtypes", "numpy", "pydantic", "safetensors.numpy"):
+        importlib.import_module(name)
+    return "ready, as are verify, compare, mergekit and publish"
+
+
+def _torch() -> str:
+    """Return torch's version and the devices that it uses."""
+    if importlib.util.find_spec("torch") is None:
+        return "not installed"
+    import torch
+
+    built = f"{torch.__version__}, CUDA {torch.version.cuda}, ROCm {torch.version.hip}"
+    devices = [
+        f"{torch.cuda.get_device_name(number)}, {torch.cuda.get_device_properties(number).total_memory / _GB:.1f} GB"
+        for number in range(torch.cuda.device_count())
+    ]
+    others = [name for name in ("mps", "xpu") if getattr(torch, name).is_available()]
+    return f"{built}; uses {'; '.join([*devices, *others]) or why_unused() or 'the CPU, no GPU is seen'}"
+
+
+def _nvidia() -> str:
+    """Return the NVIDIA GPUs as their driver tells them."""
+    if shutil.which("nvidia-smi") is None:
+        return "not installed"
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return "; ".join((done.stdout or done.stderr).strip().splitlines())
 
 
 SECONDS = 1.0  # of processor time, which other work on the machine does not use up
