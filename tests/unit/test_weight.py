@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_162,
+    "lines of the package": 36_235,
     "modules": 289,
-    "lines of the tests": 44_563,
-    "words of the docs": 48_306,
-    "commands": 24,
-    "options": 111,
+    "lines of the tests": 44_588,
+    "words of the docs": 48_350,
+    "commands": 25,
+    "options": 112,
     "keys of a recipe": 92,
 }
 
