@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline.verbs.run import RunResult
     from msa_lite.publish.upload import Published
     from msa_lite.report import Report
-    from msa_lite.report.run.rows import Failure, ListedRow, RowList
+    from msa_lite.report.run.rows import RowList
     from msa_lite.report.tables.formats import TextTable
 
 
@@ -161,24 +161,16 @@ def print_rows(rows: RowList) -> None:
     """Print counts and one block a row: wrapped at words on a terminal, else one line for each text."""
     from rich.text import Text
 
-    print_wrapped(Text(rows.headline, "bold"))
-    for remark in rows.remarks:
-        print_wrapped(Text(remark))
-    _print_blocks(rows.rows, rows.counted)
-    if rows.lost is not None:
-        print_wrapped(Text(rows.lost_headline, "bold"))
-        _print_blocks(rows.lost, "lost")
-
-
-def _print_blocks(rows: Sequence[ListedRow], failure: Failure) -> None:
-    from rich.text import Text
-
     from msa_lite.report.run.rows import row_lines
 
     is_terminal = make_console().is_terminal
-    for row in rows:
-        click.echo(f"\nrow {row.index}")
-        for name, mark, text in row_lines(row, failure):
+    print_wrapped(Text(rows.headline, "bold"))
+    for remark in rows.remarks:
+        print_wrapped(Text(remark))
+    for place, row in enumerate((*rows.rows, *rows.lost)):
+        is_lost = place >= len(rows.rows)
+        click.echo(f"\nrow {row.index}{' to keep' * is_lost}")
+        for name, mark, text in row_lines(row, "lost" if is_lost else rows.counted):
             text = clip(text, _MOST) if is_terminal else text  # --json has it whole
             style = "bold red" if name == "unlearned" else ""
             print_wrapped(Text.assemble(f"{name:<10}  ", (f"{mark:<9} ", style), text), 22)

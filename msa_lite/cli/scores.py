@@ -153,11 +153,7 @@ def _questions(options: dict[str, Any]) -> Asked:
 @click.command()
 @takes_run
 @click.option("--show-examples", is_flag=True, help="Add ten questions with the models' answers. They hold the data.")
-@click.option(
-    "--rows",
-    is_flag=True,
-    help="Print every row to forget, those still recited first, and rows to keep that were lost.",
-)
+@click.option("--rows", is_flag=True, help="Print every row to forget, and the rows to keep that were lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, that of report.json or of the rows.")
 def report_command(run: Path, show_examples: bool, rows: bool, as_json: bool) -> None:
     """Write report.html and report.json into RUN.

@@ -80,12 +80,13 @@ def restored(right: bool) -> dict[str, Any]:
 
 
 UNASKED = question("Yes", "", 0, 0) | {"generated": None, "accuracy": None}
-LOST: dict[str, tuple[str, list[Any], list[Any], tuple[list[int], int] | None]] = {
+ANSWERS = [{"question": "q", "answer": "a", "generated": "a", "rouge_l_f1": share} for share in (0.95, 0.9, 0.89)]
+LOST: dict[str, tuple[str, list[Any], list[Any], tuple[list[int], int]]] = {
     "questions": ("qa", [*known(4), *unknown(1)], [*unknown(1), *known(1), *unknown(1), *known(2)], ([0, 2], 4)),
     "texts": ("qa", [text(0.95), text(0.9), text(0.8)], [text(0.89), text(0.9), text(0.1)], ([0], 2)),
     "not asked": ("tofu", [*known(1), UNASKED], [UNASKED, *unknown(1)], ([], 1)),
     "restor": ("restor", [restored(True)] * 2 + [restored(False)], [restored(False), *[restored(True)] * 2], ([0], 2)),
-    "passages are not right or wrong": ("muse", known(1), unknown(1), None),
+    "muse": ("muse", ANSWERS, ANSWERS[::-1], ([0], 2)),
 }
 
 
@@ -94,9 +95,10 @@ def test_rows_to_keep_are_lost_where_the_target_knows_them_and_the_model_does_no
     benchmark, before, now, expected = LOST[case]
     name = {"restor": "questions", "muse": "knowmem_retain"}.get(benchmark, "retain")
     rows = listed(benchmark, **{model: {name: numbered(r)} for model, r in (("target", before), ("unlearned", now))})
-    assert (None if rows.lost is None else ([row.index for row in rows.lost], rows.known)) == expected
-    assert all(row.failed == {"target": False, "unlearned": True} for row in rows.lost or ())
-    assert listed(benchmark, unlearned={name: numbered(now)}).lost is None, "nothing shows what was known before"
+    assert ([row.index for row in rows.lost], rows.known) == expected
+    assert all(row.failed == {"target": False, "unlearned": True} for row in rows.lost)
+    alone = listed(benchmark, unlearned={name: numbered(now)})
+    assert (alone.lost, alone.known) == ([], 0), "nothing shows what was known before"
 
 
 def test_no_text_steers_a_terminal() -> None:
@@ -138,7 +140,7 @@ def test_the_report_holds_rows_only_where_they_are_asked_for(run: Path) -> None:
         listed_rows = story.forget_rows
         assert (listed_rows is not None) == rows
         assert listed_rows is None or (len(listed_rows.rows), listed_rows.rows[0].index) == (12, 11)
-        assert listed_rows is None or (listed_rows.known, [row.question for row in listed_rows.lost or ()]) == LOST_HERE
+        assert listed_rows is None or (listed_rows.known, [row.question for row in listed_rows.lost]) == LOST_HERE
         texts = [(run / name).read_text() for name in ("report.html", "report.json")]
         assert [word in text for text in texts for word in ("question 11", "kept 2")] == [holds] * 4
 

@@ -112,28 +112,20 @@ def lines_of_the_first_table(page: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]+>", "", cell).replace("−", "-") for cell in row] for row in rows]
 
 
-KEPT = make_kept(rows=120)
-DECIDED: dict[str, tuple[dict[str, Any], Kept | None, list[str]]] = {
-    "all is met": ({}, KEPT, ["✓ met"] * 4),
-    "a bound at its limit": ({"excess": Bound(0.02, -0.06, 0.1)}, KEPT, ["✓ met"] * 4),
-    "a bound just beyond": ({"excess": Bound(0.02, -0.06, 0.1004)}, KEPT, ["? too few rows decides", *["✓ met"] * 3]),
-    "estimates beyond": (
-        {"left": {"extraction_strength": around(-0.3), "probability": around(0.65)}},
-        make_kept(0.8),
-        ["✓ met", "✓ met", "✗ missed decides", "✗ missed decides"],
-    ),
-    "surely recited": (
-        {"excess": Bound(0.5, 0.4, 0.6)},
-        make_kept(0.8),
-        ["✗ surely missed decides", "✓ met", "✓ met", "✗ missed"],
-    ),
-    "surely lost": ({}, make_kept(0.5), [*["✓ met"] * 3, "✗ surely missed decides"]),
-    "learnt rows": ({}, replace(KEPT, fitted=True), [*["✓ met"] * 3, "– does not count decides"]),
-    "no control": (
-        {"excess": None, "control": None, "left": {}},
-        None,
-        ["– not measured decides", "– not measured decides"],
-    ),
+KEPT, MET = make_kept(rows=120), "✓ met, "
+RISEN = {"left": {"extraction_strength": around(-0.3), "probability": around(0.65)}}
+NOTHING = {"left": {}, "recited": {"target": 1, "unlearned": 0, "ideal": 1}}
+DECIDED: dict[str, tuple[dict[str, Any], Kept | None, str]] = {
+    "all is met": ({}, KEPT, MET * 4),
+    "a bound at its limit": ({"excess": Bound(0.02, -0.06, 0.1)}, KEPT, MET * 4),
+    "a bound just beyond": ({"excess": Bound(0.02, -0.06, 0.1004)}, KEPT, f"? too few rows decides, {MET * 3}"),
+    "estimates beyond": (RISEN, make_kept(0.8), MET * 2 + "✗ missed decides, " * 2),
+    "surely recited": ({"excess": Bound(0.5, 0.4, 0.6)}, make_kept(0.8), f"✗ surely missed decides, {MET * 2}✗ missed"),
+    "surely lost": ({}, make_kept(0.5), f"{MET * 3}✗ surely missed decides"),
+    "learnt rows": ({}, replace(KEPT, fitted=True), f"{MET * 4}✗ missed decides"),
+    "nothing changed": ({"changed": 0}, KEPT, f"✗ surely missed decides, {MET * 4}"),
+    "nothing known": (NOTHING, KEPT, f"✗ missed decides, {MET * 2}"),
+    "no control": ({"excess": None, "control": None, "left": {}}, None, "– not measured decides, " * 2),
 }
 
 
@@ -144,11 +136,14 @@ def test_the_first_table_has_the_figures_of_verdict_json_and_marks_what_decided(
     write_verdict(verdict, tmp_path)
     values = json.loads((tmp_path / "verdict.json").read_text())
     lines = lines_of_the_first_table(make_page(replace(full(), verdict=verdict), drawn=False))
-    assert [line[-1] for line in lines] == results
+    assert [line[-1] for line in lines] == results.removesuffix(", ").split(", ")
     told, margins = values["forgotten"], values["margins"]
-    figures = [(told["excess"], margins["recited"]), *((gap, margins["left"]) for gap in told["left"].values())]
-    figures.append((values["kept"] and values["kept"]["share"], margins["kept"]))
-    for (figure, margin), (_, measured, surely, limit, _) in zip(figures, lines, strict=True):
+    figures = {"recite": (told["excess"], margins["recited"]), "know the rest": (None, margins["kept"])}
+    words = {"extraction_strength": "complete", "probability": "find the data likely"}
+    figures |= {words[name]: (gap, margins["left"]) for name, gap in told["left"].items()}
+    figures |= {"know the rest": (values["kept"]["share"], margins["kept"])} if kept else {}
+    for word, (figure, margin) in figures.items():
+        ((_, measured, surely, limit, _),) = [line for line in lines if word in line[0]]
         sign, side = (1, "low") if limit.startswith("at least") else (-1, "high")
         assert float(limit.split()[2]) == pytest.approx(100 * margin)
         assert (measured == surely == "–") == (figure is None)

@@ -21,7 +21,6 @@ from msa_lite.report.page.run_files import make_page, run_json
 from msa_lite.report.run.provenance import PAGE_FILE
 from msa_lite.report.run.story import Story, load_story
 from msa_lite.report.run.update import place_of
-from msa_lite.report.verdict.verdict import MEANINGS
 from tests.support.pages import page_text
 from tests.support.runs import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, put_stages
 
@@ -77,7 +76,7 @@ def test_a_finished_run_tells_everything(finished: Path) -> None:
 def test_its_forms_say_the_same_and_hold_no_row(finished: Path, tmp_path: Path) -> None:
     story = load_story(finished)
     text, values = text_of(story, tmp_path), run_json(story)
-    assert f"\nPASS {MEANINGS['PASS']}\n{story.sentence}\n" in text
+    assert f"\nPASS Forgotten, as far as these tests can show; an approximation, no proof.\n{story.sentence}\n" in text
     assert values["sentence"] == story.sentence
     assert values["metrics"]["accuracy_f"]["models"]["unlearned"]["value"] == 0.1
     assert values["choice"]["written_gap"] == story.written_gap
@@ -91,22 +90,23 @@ def test_its_forms_say_the_same_and_hold_no_row(finished: Path, tmp_path: Path) 
 
 def test_the_page_opens_with_model_day_and_request_and_no_path(run: Path) -> None:
     os.utime(run / "recipe.yaml", (0, 1767225599))  # a second before 2026 in UTC
-    assert (load_story(run).run_name, load_story(run).day, load_story(run).request) == ("run", "31 December 2025", "")
+    assert load_story(run).provenance.day == "2025-12-31"
+    assert "request without a name" in text_of(load_story(run), run)
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     recipe |= {"target": "/home/me/models/mine", "output": "/home/me/runs/first", "request": "GDPR-17"}
     lines = [line for line in (run / "recipe.yaml").read_text().splitlines() if line.startswith("#")]
     (run / "recipe.yaml").write_text("\n".join(lines) + "\n" + yaml.safe_dump(recipe))
-    for sha, day in ((hash_file(run / "recipe.yaml"), "1 February 2026"), ("other", "31 December 2025")):
+    for sha, day in ((hash_file(run / "recipe.yaml"), "2026-02-01"), ("other", "2025-12-31")):
         os.utime(run / "recipe.yaml", (0, 1767225599))
         record = {"started": "2026-02-01T23:59:59Z", "files": {"recipe.yaml": sha}}
         (run / "record.json").write_text(json.dumps(record))
         story = load_story(run)
-        assert (story.run_name, story.model_name, story.day) == ("first", "mine", day), "a copy has the record's day"
         head = text_of(story, run).partition("PASS")[0]
-        assert [word for word in ("first", "model mine", day, "request GDPR-17") if word not in head] == []
+        words = ("report: first", "model mine ·", day, "request GDPR-17")  # a copy has the record's day
+        assert [word for word in words if word not in head] == []
         assert "/" not in head
     hub = replace(story.provenance, revisions={"target": "0a1b"})
-    assert replace(story, names={"target": "org/name@0a1b"}, provenance=hub).model_name == "org/name"
+    assert "model org/name ·" in text_of(replace(story, names={"target": "org/name@0a1b"}, provenance=hub), run)
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,6 @@ def fails_by_verdict(record: Record) -> bool | None:
     return None if score is None else is_recited(record)
 
 
-def loses_by_verdict(record: Record) -> bool | None:
-    """Check whether a row to keep is not known, by the check of the verdict; None where the model was not asked."""
-    known = fails_by_verdict(record)
-    return None if known is None else not known
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """A data set with its metrics: three functions and a few facts, and once it is loaded, its items."""
@@ -177,9 +171,6 @@ class Benchmark:
     """Return what became of the forget and the retain set, or the reason why nothing can be said."""
     fails: Callable[[Record], bool | None] = fails_by_verdict
     """Check whether a model fails on a row to forget (`failure`); None where it was not asked."""
-    loses: Callable[[Record], bool | None] | None = loses_by_verdict
-    """Check whether a model does not know a row to keep; None where it was not asked. No check: such rows are not right
-    or wrong."""
     failure: Failure = "recited"
     """The word for a model that fails on a row to forget."""
     listed: Callable[[Records], Sequence[Record]] | None = None

@@ -199,6 +199,5 @@ MUSE = Benchmark(
     preset=("no_stemmer", "short_reference", "trailing_blank"),
     weigh=partial(weigh_recited, yardstick=_YARDSTICK),
     fails=_fails,
-    loses=None,
     places=_places,
 )

@@ -281,7 +281,6 @@ RESTOR = Benchmark(
     listed=_listed,
     weigh=_weigh,
     fails=_fails,
-    loses=_fails,
     failure="wrong",
     places=_places,
     judge_calls=_judge_calls,

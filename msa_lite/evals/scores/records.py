@@ -228,29 +228,27 @@ def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 
     if that is known; those without a record are counted as `unscored`.
     """
     listed = benchmark.listed or (lambda records: records.get(benchmark.forget_set, ()))
-    sides = {name: {record["index"]: record for record in listed(records)} for name, records in models.items()}
-    indices = list(dict.fromkeys(index for records in sides.values() for index in records))
-    rows = [
-        _row(index, {name: records[index] for name, records in sides.items() if index in records}, benchmark.fails)
-        for index in indices
-    ]
-    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)), *_lost(benchmark, models))
+    rows = _rows({name: listed(records) for name, records in models.items()}, benchmark.fails)
+
+    def loses(record: Record) -> bool | None:
+        fails = benchmark.fails(record)
+        return None if fails is None else fails == (benchmark.failure == "wrong")
+
+    keep = _rows(
+        {name: [s[part][at] for part, at in benchmark.places(s, "retain")] for name, s in models.items()}, loses
+    )
+    keep = [row for row in keep if row.failed.get("target") is False and "unlearned" in row.failed]
+    lost = [row for row in keep if row.failed["unlearned"]]
+    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)), lost, len(keep))
 
 
-def _lost(benchmark: Benchmark, models: Mapping[str, Records]) -> tuple[list[ListedRow] | None, int]:
-    """Return the rows to keep that the target knows and the unlearned model does not, and how many the target knows."""
-    loses, sides = benchmark.loses, dict[str, dict[int, Record]]()
-    if loses is None or not {"target", "unlearned"} <= models.keys():
-        return None, 0
-    for name, records in models.items():
-        places = benchmark.places(records, "retain")
-        sides[name] = {records[part][at]["index"]: records[part][at] for part, at in places}
-    known = [
-        index for index, record in sides["target"].items() if loses(record) is False and index in sides["unlearned"]
+def _rows(models: Records, fails: Callable[[Record], bool | None]) -> list[ListedRow]:
+    """Return the rows of some records by model. fails: check whether a model fails on a row."""
+    sides = {name: {record["index"]: record for record in records} for name, records in models.items()}
+    indices = dict.fromkeys(index for records in sides.values() for index in records)
+    return [
+        _row(index, {name: side[index] for name, side in sides.items() if index in side}, fails) for index in indices
     ]
-    lost = [index for index in known if loses(sides["unlearned"][index])]
-    rows = [_row(index, {name: side[index] for name, side in sides.items() if index in side}, loses) for index in lost]
-    return rows, len(known)
 
 
 def _row(index: int, records: Mapping[str, Record], fails: Callable[[Record], bool | None]) -> ListedRow:

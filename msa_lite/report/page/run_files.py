@@ -24,7 +24,6 @@ from msa_lite.report.tables.formats import Cell, Section, TextTable
 from msa_lite.report.tables.metrics import GROUPS, MetricKind, metric_kind
 from msa_lite.report.tables.reports import RUN_REPORT, Metric, Report, arrow, number, reports_table, signed
 from msa_lite.report.verdict.figures import percent
-from msa_lite.report.verdict.verdict import MEANINGS
 
 _TEMPLATE = "report.html.jinja"
 GAIN_MEANING = "gain: what comes back, minus what is left of the same rows without the attack"
@@ -109,7 +108,7 @@ def make_page(story: Story, drawn: bool = True) -> str:
     )  # fmt: skip
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"EXTRACTION": EXTRACTION, "WHOLE": WHOLE, "GAIN_MEANING": GAIN_MEANING}
-    environment.globals |= {"MEANINGS": MEANINGS, "OUTCOMES": OUTCOMES}
+    environment.globals |= {"OUTCOMES": OUTCOMES}
     page = environment.get_template(_TEMPLATE).render(
         story=story,
         has_vectors=story.method in WITH_VECTORS,

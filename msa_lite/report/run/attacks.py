@@ -250,10 +250,13 @@ class AttackFacts:
         if not ours:
             return ""
         worst_first = sorted(ours, key=lambda name: -(ours[name].strongest.share or 0.0))
-        clauses = []
+        clauses = list[str]()
         for outcome in OUTCOMES:
-            if names := [name for name in worst_first if ours[name].strongest.outcome == outcome]:
-                clauses += _clauses(outcome, {name: ours[name] for name in names})
+            names = [name for name in worst_first if ours[name].strongest.outcome == outcome]
+            if names and outcome in _COMMON:
+                clauses.append(f"{', '.join(_entry(name).words for name in names)}: {_COMMON[outcome]}")
+            else:
+                clauses += [_clause(name, ours[name]) for name in names]
         return f"Attacks{'' if model == 'unlearned' else f' on {model}'}: {'; '.join(clauses)}."
 
 
@@ -262,13 +265,6 @@ _COMMON: Mapping[AttackOutcome, str] = {
     "holds": f"surely at most {percent(MOST_BACK)} comes back",
     "silent": "nothing can be told",
 }
-
-
-def _clauses(outcome: AttackOutcome, attacks: Mapping[str, AttackedModel]) -> list[str]:
-    """Return the clauses of the attacks with one outcome: one for all, or one for each where there are figures."""
-    if outcome in _COMMON:
-        return [f"{', '.join(_entry(name).words for name in attacks)}: {_COMMON[outcome]}"]
-    return [_clause(name, attacked) for name, attacked in attacks.items()]
 
 
 def _clause(name: str, attacked: AttackedModel) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -105,10 +105,10 @@ def _day(folder: Path) -> str:
 
     The record itself has the time of recipe.yaml, so both are the same.
     """
-    with suppress(MsaError, KeyError, TypeError, ValueError):
+    with suppress(MsaError, KeyError, TypeError):
         record = read_object(folder / RECORD_FILE)
         if record["files"][RECIPE_FILE] == hash_file(folder / RECIPE_FILE):
-            return date.fromisoformat(record["started"][:10]).isoformat()
+            return str(record["started"])[:10]
     return datetime.fromtimestamp((folder / RECIPE_FILE).stat().st_mtime, UTC).date().isoformat()
 
 

@@ -83,9 +83,9 @@ class RowList:
     """The word for a failure."""
     unscored: int = 0
     """More rows to forget, on which the unlearned model was not scored; they are not listed."""
-    lost: Sequence[ListedRow] | None = None
-    """The rows to keep that the target knows and the unlearned model does not; None where such rows are not known or
-    unknown (MUSE)."""
+    lost: Sequence[ListedRow] = ()
+    """The rows to keep that the target knows and the unlearned model does not: they pass for recited, by the check of
+    the rows to forget (with RESTOR: are answered right)."""
     known: int = 0
     """The rows to keep that the target knows, of those on which both were scored."""
     json_keys: ClassVar = ("counted", "counts", "unscored", "rows", "lost", "known")
@@ -113,15 +113,13 @@ class RowList:
         return f"{count} of {len(self.rows)} {_STILL[self.counted]}{first}{f' ({others})' if others else ''}."
 
     @property
-    def lost_headline(self) -> str:
-        """Return the count of lost rows in a sentence; "" where rows to keep cannot be lost."""
-        return "" if self.lost is None else f"Rows to keep that it knew and has lost: {len(self.lost)} of {self.known}."
-
-    @property
     def remarks(self) -> list[str]:
-        """Return sentences on rows that the count says nothing of."""
+        """Return sentences on rows of which the headline says nothing."""
         unknown = sum(row.failed.get("unlearned") is None for row in self.rows)
         lines = [f"Rows that could not be scored, because they are too long or empty: {unknown}."] if unknown else []
+        lines += [f"Rows to keep that it knew before and has lost: {len(self.lost)} of {self.known}."] * bool(
+            self.known
+        )
         if self.unscored:
             lines.append(
                 f"More rows to forget, not listed, because the unlearned model was not scored on them: {self.unscored}."

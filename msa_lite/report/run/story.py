@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from msa_lite.catalogue import BENCHMARKS
@@ -114,34 +113,6 @@ class Story:
     """Every row to forget with the models' answers; they hold the data, so they are there only on request."""
     salt: str | None = None
     """Random digits of a report with rows: without them, its hash in the public record would confirm guesses."""
-
-    @property
-    def is_baseline(self) -> bool:
-        """Check whether this is the run of a method beside the recipe's own."""
-        return self.provenance.is_baseline or self.method not in WITH_VECTORS
-
-    @property
-    def run_name(self) -> str:
-        """Return the name of the run: its folder's, by the recipe, so that a copy has it, too."""
-        return PurePath(str(self.provenance.values.get("output") or self.folder)).name
-
-    @property
-    def model_name(self) -> str:
-        """Return the name of the target: its repository, or its folder without the way to it."""
-        name = self.names.get("target", "")
-        is_folder = self.provenance.revisions.get("target", "").startswith("sha256:")
-        return PurePath(name).name if is_folder else name.partition("@")[0]
-
-    @property
-    def day(self) -> str:
-        """Return the day on which the run began: "31 January 2026"; "" if it is not known."""
-        day = self.provenance.day
-        return f"{int(day[8:])} {date.fromisoformat(day):%B %Y}" if day else ""
-
-    @property
-    def request(self) -> str:
-        """Return the id of the request; "" without one."""
-        return str(self.provenance.values.get("request") or "")
 
     @property
     def outcome(self) -> Outcome | None:
@@ -348,11 +319,6 @@ def _limits(story: Story) -> tuple[str, ...]:
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
             f"scores this model on those of a run: {', '.join(story.earlier)}."
         )
-    told = story.verdict if isinstance(story.verdict, Verdict) else None
-    if "ideal" not in story.reports and (told is None or told.forgotten.control is None):
-        limits.append("No ideal model and no holdout rows were given, so nothing says how low the forget scores go.")
-    if told and told.kept is None:
-        limits.append("No rows to keep were scored, so nothing says what was lost besides.")
     return tuple(limits)
 
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from msa_lite.report.tables.formats import Cell, Section, TextTable
-from msa_lite.report.verdict.figures import Bound, Forgotten, Kept, score_label
+from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept, score_label
 from msa_lite.settings import Margins
 
-CriterionState = Literal["failed", "missed", "absent", "void", "open", "likely", "shown"]
-_STATES: Mapping[CriterionState, str] = {
-    "failed": "✗ surely missed",
-    "missed": "✗ missed",
-    "absent": "– not measured",
-    "void": "– does not count",
-    "open": "? too few rows",
-    "likely": "✓ met, by estimate",
-    "shown": "✓ met",
-}
-"""How a question stands, in words; a FAIL first, then what stands against a PASS, then what does not."""
-FINE: tuple[CriterionState, ...] = ("likely", "shown")
+_SILENT = ("changed", "known", "earlier")  # told only where they stand against a PASS
+_LEFT = {"extraction_strength": "Can it still complete the data?", "probability": "Does it still find the data likely?"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +18,7 @@ class Criterion:
 
     question: str
     meaning: str
-    """What the figure is a share of."""
+    """What the figure is a share of, or is beyond."""
     share: Bound | None
     """The figure; None where it could not be measured."""
     limit: float
@@ -39,85 +26,64 @@ class Criterion:
     fails: float | None = None
     """The share beyond which, if surely, it is a FAIL; None where this question fails no run."""
     at_least: bool = False
-    counts: bool = True
-    """False where the rows show nothing, so that no figure is enough for a PASS."""
-    by_estimate: bool = False
-    """True where the estimate is enough for a PASS."""
 
     @property
-    def state(self) -> CriterionState:
-        """Return how the figure stands beside its limits."""
+    def state(self) -> str:
+        """Return how the figure stands beside its limits.
+
+        "failed": surely beyond that of a FAIL; "missed": beyond that of a PASS; "open": the bound alone is beyond it;
+        "absent": not measured; "shown": what a PASS wants.
+        """
         if self.share is None:
             return "absent"
-        best, worst = (self.share.low, self.share.high)[:: -1 if self.at_least else 1]
-        if self.fails is not None and self._is_beyond(best, self.fails):
+        sign = -1 if self.at_least else 1
+        best, worst = sorted((sign * self.share.low, sign * self.share.high))
+        if self.fails is not None and best > sign * self.fails:
             return "failed"
-        if not self.counts:
-            return "void"
-        if self._is_beyond(self.share.value, self.limit):
+        if sign * self.share.value > sign * self.limit:
             return "missed"
-        if self._is_beyond(worst, self.limit):
-            return "likely" if self.by_estimate else "open"
-        return "shown"
-
-    def _is_beyond(self, share: float, limit: float) -> bool:
-        return share < limit if self.at_least else share > limit
+        return "open" if worst > sign * self.limit else "shown"
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """Return the figure, its bound and the limit, as tables show them; the bound is never rounded to the better."""
-        least, limit = ("at least", "at most")[not self.at_least], f"{round(100 * self.limit, 1):g} %"
+        """Return the figure, its bound, which is never rounded to the better side, and the limit."""
+        words, sign, side = ("at least", -1, "low") if self.at_least else ("at most", 1, "high")
+        limit = f"{words} {round(100 * self.limit, 1):g} %"
         if self.share is None:
-            return "–", "–", f"{least} {limit}"
-        tenths = math.floor(1000 * self.share.low + 1e-6) if self.at_least else math.ceil(1000 * self.share.high - 1e-6)
-        return f"{100 * self.share.value + 0.0:.1f} %", f"{least} {tenths / 10 + 0.0:.1f} %", f"{least} {limit}"
+            return "–", "–", limit
+        tenths = sign * math.ceil(sign * 1000 * getattr(self.share, side) - 1e-6)
+        return f"{100 * self.share.value:.1f} %", f"{words} {tenths / 10:.1f} %", limit
 
 
-_LEFT = {
-    "extraction_strength": "Can it still complete the data?",
-    "probability": "Does it still find the data likely?",
-    "wrong": "Is some of the damage left?",
-}
+def criteria_of(
+    forgotten: Forgotten, kept: Kept | None, margins: Margins, earlier: EarlierFacts | None = None
+) -> dict[str, Criterion]:
+    """Return the questions that decide: "recited", each score of which some may be left, and "kept".
 
-
-def recited_criterion(forgotten: Forgotten, margins: Margins, is_earlier: bool = False) -> Criterion:
-    """Return the question whether more rows are recited than by the control. is_earlier: rows of earlier requests."""
-    question, what = "Does it still recite the data?", "beyond a model that never saw it"
-    if forgotten.unit == "facts":
-        question, what = "Does it still answer wrongly?", "beyond a model without false documents"
-    question = "Does it recite data of earlier requests?" if is_earlier else question
-    recited = margins.recited
-    return Criterion(question, what, forgotten.excess, recited, recited, by_estimate=is_earlier)
-
-
-def left_criteria(forgotten: Forgotten, margins: Margins) -> dict[str, Criterion]:
-    """Return the questions whether a gap to the control is left, by score."""
-    most = margins.left
-    return {
-        name: Criterion(_LEFT.get(name, "Is some of it left?"), f"what is left, by {score_label(name)}", gap, most)
-        for name, gap in forgotten.left.items()
+    Only where they stand against a PASS there are also "changed" and "known" (in front: a model that says the same as
+    before, a target that knew nothing), "new" (a vector learnt all rows to keep) and "earlier" (requests).
+    """
+    never, most, again = "beyond a model that never saw it", margins.recited, earlier and earlier.scored
+    recites = "Does it still answer wrongly?" if forgotten.unit == "facts" else "Does it still recite the data?"
+    rows, lead = forgotten.rows, forgotten.rows * (forgotten.share("target") - forgotten.control_share)
+    criteria = {
+        "changed": _count("Has its output changed?", "on what it was to forget", forgotten.changed, rows, is_fail=True),
+        "known": _count("Did it know the data before?", never, rows if forgotten.known else lead, rows),
+        "recited": Criterion(recites, never, forgotten.excess, most, most),
     }
+    for name, gap in forgotten.left.items():
+        meaning = f"what is left, by {score_label(name)}"
+        criteria[name] = Criterion(_LEFT.get(name, "Is some of it left?"), meaning, gap, margins.left)
+    what, share = "of what it knew and was to keep", kept.share if kept else None
+    criteria["kept"] = Criterion("Does it still know the rest?", what, share, margins.kept, margins.lost, at_least=True)
+    if kept and kept.fitted:
+        criteria["new"] = _count("Was that tested on rows that nothing learnt?", "of those to keep", 0, kept.rows)
+    if again and again.excess:
+        criteria["earlier"] = Criterion("Does it recite earlier requests?", never, again.excess, most, most)
+    return {name: c for name, c in criteria.items() if name not in _SILENT or c.state in ("failed", "missed")}
 
 
-def kept_criterion(kept: Kept | None, margins: Margins) -> Criterion:
-    """Return the question whether enough is kept."""
-    share, what = kept.share if kept else None, "of what it knew and was to keep"
-    return Criterion("Does it still know the rest?", what, share, margins.kept, margins.lost, at_least=True)
-
-
-def changed_criterion(forgotten: Forgotten) -> Criterion:
-    """Return the question whether the model says anything else than before, on at least one row to forget."""
-    share, least = forgotten.changed / forgotten.rows, 1 / forgotten.rows
-    what = "of its answers on what it was to forget"
-    return Criterion("Does it say anything else?", what, Bound(share, share, share), least, least, at_least=True)
-
-
-def criteria_table(criteria: Sequence[Criterion], outcome: str, notes: Sequence[str]) -> TextTable:
-    """Return a line a question. Those that decided a PARTLY or a FAIL say so, and are bold; of a PASS, all did."""
-    rows = []
-    for criterion in criteria:
-        decides = criterion.state == "failed" if outcome == "FAIL" else criterion.state not in FINE
-        state = Cell(_STATES[criterion.state], remark="decides" * decides)
-        rows.append([Cell(criterion.question, decides, meaning=criterion.meaning), *map(Cell, criterion.texts), state])
-    headings = ["question", "measured", "surely (95\u00a0%)", "for a PASS", "result"]
-    return TextTable(headings, [Section(rows)], notes=notes)
+def _count(question: str, meaning: str, count: float, rows: int, is_fail: bool = False) -> Criterion:
+    """Return a question that is counted, not estimated: one row is enough."""
+    share, least = count / max(rows, 1), 1 / max(rows, 1)
+    return Criterion(question, meaning, Bound(share, share, share), least, least if is_fail else None, at_least=True)

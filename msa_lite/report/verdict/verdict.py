@@ -16,17 +16,9 @@ from typing import ClassVar, Literal
 
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.files.writing import write_json
-from msa_lite.report.tables.formats import TextTable, html_table
+from msa_lite.report.tables.formats import Cell, Section, TextTable, html_table
 from msa_lite.report.tables.reports import reading
-from msa_lite.report.verdict.criteria import (
-    FINE,
-    Criterion,
-    changed_criterion,
-    criteria_table,
-    kept_criterion,
-    left_criteria,
-    recited_criterion,
-)
+from msa_lite.report.verdict.criteria import Criterion, criteria_of
 from msa_lite.report.verdict.figures import (
     Bound,
     EarlierFacts,
@@ -41,13 +33,6 @@ from msa_lite.settings import Margins
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
-MEANINGS: Mapping[Outcome | None, str] = {
-    "PASS": "Forgotten, as far as these tests can show; an approximation, no proof.",
-    "PARTLY": "It worked in part, or not surely. What decides is marked below.",
-    "FAIL": "It did not work. What decides is marked below.",
-    None: "Nothing is shown yet.",
-}
-"""Each outcome, and none, in words for somebody who never heard of unlearning."""
 _MANY = 10  # times the rows; that many say nothing to anybody
 FEW_ROWS = 12  # rows; of fewer, each is a tenth or more
 
@@ -58,13 +43,19 @@ _EARLIER_RULE = "Recited rows of earlier requests count by the same margin, wher
 CONTROLS = {
     "ideal": "the ideal, a model that never saw the rows, on the same rows",
     "holdout": "the target on holdout rows, which no model saw",
-    "prior": (
-        "the prior on the forget rows; this is weaker than an ideal model (evaluate.ideal) or holdout rows "
-        "(evaluate.holdout), because the prior may also lack the form of the answers"
-    ),
+    "prior": "the prior on the forget rows; an ideal or holdout rows show more, as it may lack the form of answers",
     None: "nothing; an ideal model (evaluate.ideal) or holdout rows (evaluate.holdout) are needed for a PASS",
 }
 """The controls in words, by name."""
+_HEADINGS = ("question", "measured", "surely (95\u00a0%)", "for a PASS", "result")
+_STATES = {
+    "failed": "✗ surely missed", "missed": "✗ missed", "open": "? too few rows", "absent": "– not measured",
+    "shown": "✓ met",
+}  # fmt: skip
+_TABLE_NOTE = (
+    "Surely: by a one-sided 95 % bound; the fewer the rows, the farther it lies from what was measured. What is left: "
+    "0 % as if never seen, 100 % as before. In place of a model that never saw the data:"
+)
 
 
 @dataclass(frozen=True)
@@ -105,18 +96,25 @@ class Verdict:
     @property
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
-        return f"{_criteria(self.margins)}. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+        margins, recited = self.margins, _points(self.margins.recited)
+        left, kept, lost = (percent(share) for share in (margins.left, margins.kept, margins.lost))
+        return (
+            f"Each question is decided by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the "
+            f"control's, at most {left} of the gap to it is left, and at least {kept} is kept. FAIL: recited rows are "
+            f"surely more than {recited} above it, surely less than {lost} is kept, or the output is as before. PARTLY: "
+            f"all else. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+        )
 
     @property
     def table(self) -> TextTable:
-        """Return the questions that decided, with their figures and limits."""
-        note = (
-            "Surely: by a one-sided 95 % bound; the fewer the rows, the farther it lies from what was measured. What "
-            "is left: 0 % as if never seen, 100 % as before. In place of a model that never saw the rows: "
-            f"{CONTROLS[self.forgotten.control]}"
-        )
-        criteria = _criteria_of(self.forgotten, self.kept, self.margins, self.earlier)
-        return criteria_table(criteria, self.outcome, [note])
+        """Return a line a question. Those that decided a PARTLY or a FAIL say so, and are bold; of a PASS, all did."""
+        rows = []
+        for one in criteria_of(self.forgotten, self.kept, self.margins, self.earlier).values():
+            decides = one.state == "failed" if self.outcome == "FAIL" else one.state != "shown"
+            result = Cell(_STATES[one.state], remark="decides" * decides)
+            rows.append([Cell(one.question, decides, meaning=one.meaning), *map(Cell, one.texts), result])
+        note = f"{_TABLE_NOTE} {CONTROLS[self.forgotten.control]}"
+        return TextTable(_HEADINGS, [Section(rows)], notes=[note])
 
 
 @dataclass(frozen=True)
@@ -136,36 +134,10 @@ class NoVerdict:
         return f"Nobody can say yet what this model has forgotten: {self.reason}."
 
 
-def _criteria(margins: Margins) -> str:
-    """Return the rule for a PASS and a FAIL, in words."""
-    recited = _points(margins.recited)
-    return (
-        f"Each question is decided by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the "
-        f"control's, at most {percent(margins.left)} of the gap between target and control is left, and at least "
-        f"{percent(margins.kept)} is kept. FAIL: recited rows are surely more than {recited} above the control's, "
-        f"surely less than {percent(margins.lost)} is kept, or the model's output is the same as before. PARTLY: all "
-        "else"
-    )
-
-
 def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
     """Check whether the forget set meets a PASS: no bound lies beyond its margin. Choice and verdict share this."""
-    criteria = [recited_criterion(forgotten, margins), *left_criteria(forgotten, margins).values()]
-    return all(criterion.state == "shown" for criterion in criteria)
-
-
-def _criteria_of(
-    forgotten: Forgotten, kept: Kept | None, margins: Margins, earlier: EarlierFacts | None
-) -> list[Criterion]:
-    """Return the questions that decide; a missing change and earlier requests are among them where there are any."""
-    again = earlier.scored if earlier else None
-    return [
-        *([] if forgotten.changed else [changed_criterion(forgotten)]),
-        replace(recited_criterion(forgotten, margins), counts=forgotten.known),
-        *left_criteria(forgotten, margins).values(),
-        replace(kept_criterion(kept, margins), counts=not (kept and kept.fitted)),
-        *([recited_criterion(again, margins, is_earlier=True)] if again and again.excess else []),
-    ]
+    criteria = criteria_of(forgotten, None, margins)
+    return all(criteria[name].state == "shown" for name in ("recited", *forgotten.left))
 
 
 def make_verdict(
@@ -180,95 +152,83 @@ def make_verdict(
     earlier: the rows of earlier requests. They fail the run where they are surely recited beyond the margin, and stand
     against PASS where they are by estimate; few rows decide nothing, and so does a single one that comes back.
     """
-    states = {criterion.state for criterion in _criteria_of(forgotten, kept, margins, earlier)}
-    outcome: Outcome = "FAIL" if "failed" in states else "PASS" if states <= {*FINE} else "PARTLY"
-    sure, likely = _earlier_reasons(earlier, margins)
-    against = (*_failures(forgotten, kept, margins), *sure, *_shortfalls(forgotten, kept, margins), *likely)
+    criteria = criteria_of(forgotten, kept, margins, earlier)
+    states = {criterion.state for criterion in criteria.values()}
+    outcome: Outcome = "FAIL" if "failed" in states else "PASS" if states == {"shown"} else "PARTLY"
     back = [earlier.reason] if earlier and earlier.reason else []
+    against = _reasons(forgotten, kept, earlier, criteria)
     reasons = (*against, *_cautions(forgotten, kept), *back, *remarks)
     return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins, earlier)
 
 
-def _earlier_reasons(earlier: EarlierFacts | None, margins: Margins) -> tuple[list[str], list[str]]:
-    """Return the reasons for FAIL, and those against PASS, that rows of earlier requests give."""
-    scored = earlier.scored if earlier else None
-    state = recited_criterion(scored, margins).state if scored else "absent"
-    if scored is None or state not in ("failed", "missed"):
-        return [], []
-    what = f"earlier requests: {_recited(scored)}"
-    if state == "failed":
-        return [f"{what}: surely more than {_points(margins.recited)} above the control"], []
-    return [], [f"{what}; at most {_points(margins.recited)} above the control are wanted"]
-
-
-def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
-    """Return the reasons for FAIL."""
-    reasons = []
-    if not forgotten.changed:
-        reasons.append("nothing has changed: the model's output is the same as before on every forget row")
-    elif recited_criterion(forgotten, margins).state == "failed":
-        reasons.append(f"{_recited(forgotten)}: surely more than {_points(margins.recited)} above the control")
-    if kept and kept_criterion(kept, margins).state == "failed":
-        reasons.append(f"{_share(kept)}: surely less than {percent(margins.lost)}")
-    return reasons
-
-
-def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
-    """Return the reasons against PASS that are no reasons for FAIL, those that more rows would settle last."""
-    reasons, more = list[str](), list[str]()
-    recited, enough = recited_criterion(forgotten, margins), kept_criterion(kept, margins)
-    if not forgotten.known:
-        reasons.append(
-            "the target knows no more of the forget rows than a model that never saw them, so there was nothing to "
-            "forget; check the prompt, the rows and the model"
-        )
-    if recited.state == "absent":
-        reasons.append(
-            "there is no control, a stand-in for a model that never saw the rows: give an ideal model "
-            "(evaluate.ideal) or holdout rows (evaluate.holdout)"
-        )
-    elif recited.state == "missed" and forgotten.changed:
-        reasons.append(f"{_recited(forgotten)}; at most {_points(margins.recited)} above the control are wanted")
+def _reasons(
+    forgotten: Forgotten, kept: Kept | None, earlier: EarlierFacts | None, criteria: Mapping[str, Criterion]
+) -> list[str]:
+    """Return the reasons for FAIL, then those against PASS, of which more rows would settle the last."""
+    state = {name: criterion.state for name, criterion in criteria.items()}
+    enough, above = criteria["kept"], f"{_points(criteria['recited'].limit)} above the control"
+    recited = {"recited": _recited(forgotten)} if forgotten.changed else {}
+    if "earlier" in state and earlier and earlier.scored:
+        recited["earlier"] = f"earlier requests: {_recited(earlier.scored)}"
+    reasons = [_REASONS["changed"]] if "changed" in state else []
+    reasons += [f"{what}: surely more than {above}" for name, what in recited.items() if state[name] == "failed"]
+    if kept and state["kept"] == "failed":
+        reasons.append(f"{_share(kept)}: surely less than {percent(enough.fails or 0.0)}")
+    fails = len(reasons)
+    reasons += [_REASONS["known"]] if "known" in state else []
+    reasons += [_REASONS["recited"]] if state["recited"] == "absent" else []
+    reasons += [f"{what}; at most {above} are wanted" for name, what in recited.items() if state[name] == "missed"]
     if forgotten.changed:
-        reasons += _left_over(forgotten, margins)
-        criteria = [*left_criteria(forgotten, margins).values(), recited]
-        more += _enough("rows to forget and as many of the control", forgotten.rows, criteria)
-    if kept is None:
-        reasons.append(
-            "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only "
-            "to score them)"
-        )
-    elif enough.state == "missed":
-        reasons.append(f"{_share(kept)}; {percent(margins.kept)} is wanted")
-    else:
-        more += _enough("rows to keep", kept.rows, [enough])
-    if kept and kept.fitted:
-        reasons.append(
-            "a fit or a filter used every row to keep that was scored, and such rows are kept better than others: give "
-            "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
-        )
+        reasons += _left_over(forgotten, [name for name in forgotten.left if state[name] == "missed"])
+    reasons += [_REASONS["kept"]] if state["kept"] == "absent" else []
+    if kept and state["kept"] == "missed":
+        reasons.append(f"{_share(kept)}; {percent(enough.limit)} is wanted")
+    reasons += [_REASONS["new"]] if "new" in state else []
+    asked = [criteria[name] for name in ("recited", *forgotten.left)] if forgotten.changed else []
+    more = _enough("rows to forget and as many of the control", forgotten.rows, asked)
+    more += _enough("rows to keep", kept.rows, [enough]) if kept else []
     if more:
         needs = ", and ".join(more)
         alone = f"undecided: too few rows; with {needs}, this result would pass"
-        reasons.append(f"the rest is undecided: too few rows; {needs}, would settle it" if reasons else alone)
+        rest = f"the rest is undecided: too few rows; {needs}, would settle it"
+        reasons.append(rest if len(reasons) > fails else alone)
     return reasons
 
 
-def _left_over(forgotten: Forgotten, margins: Margins) -> list[str]:
-    """Return a sentence on the gaps to the control that are larger than the margin."""
-    criteria = left_criteria(forgotten, margins)
-    wide = {name: gap for name, gap in forgotten.left.items() if criteria[name].state == "missed"}
+_REASONS = {
+    "changed": "nothing has changed: the model's output is the same as before on every forget row",
+    "known": (
+        "the target knows no more of the forget rows than a model that never saw them, so there was nothing to "
+        "forget; check the prompt, the rows and the model"
+    ),
+    "recited": (
+        "there is no control, a stand-in for a model that never saw the rows: give an ideal model (evaluate.ideal) or "
+        "holdout rows (evaluate.holdout)"
+    ),
+    "kept": (
+        "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only to "
+        "score them)"
+    ),
+    "new": (
+        "a fit or a filter used every row to keep that was scored, and such rows are kept better than others: give "
+        "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
+    ),
+}
+"""The reasons that need no figure, by question."""
+
+
+def _left_over(forgotten: Forgotten, wide: Sequence[str]) -> list[str]:
+    """Return a sentence on the gaps to the control that are larger than the margin, by score."""
     if not wide:
         return []
-    gaps = ", ".join(f"{score_label(name)}: {percent(gap.value)}" for name, gap in wide.items())
-    gone = not forgotten.recited["unlearned"]
-    opening = "no row is recited any more, but the" if gone else "the"
+    gaps = ", ".join(f"{score_label(name)}: {percent(forgotten.left[name].value)}" for name in wide)
     if forgotten.unit == "facts":
         return [f"{gaps.partition(': ')[2]} of what the false documents cost is not regained"]
+    what, so = "can still be completed better", ""
     if any(name.startswith("probability") for name in wide):
-        what = f"{opening} answers are still likelier than those of unseen rows ({gaps} of the gap is left)"
-        return [f"{what}: somebody with the weights can tell that the model saw them"]
-    return [f"{opening} answers can still be completed better than those of unseen rows ({gaps} of the gap is left)"]
+        what, so = "are still likelier", ": somebody with the weights can tell that the model saw them"
+    opening = "the" if forgotten.recited["unlearned"] else "no row is recited any more, but the"
+    return [f"{opening} answers {what} than those of unseen rows ({gaps} of the gap is left){so}"]
 
 
 def _enough(what: str, rows: int, criteria: Sequence[Criterion]) -> list[str]:
