@@ -101,8 +101,8 @@ class Verdict:
         return (
             f"Each question is decided by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the "
             f"control's, at most {left} of the gap to it is left, and at least {kept} is kept. FAIL: recited rows are "
-            f"surely more than {recited} above it, surely less than {lost} is kept, or the output is as before. PARTLY: "
-            f"all else. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
+            f"surely more than {recited} above it, surely less than {lost} is kept, or the output is as before. PARTLY "
+            f"is all else. {_EARLIER_RULE if self.earlier else ''}{self.basis}"
         )
 
     @property
