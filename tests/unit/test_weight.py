@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_133,
     "modules": 289,
     "lines of the tests": 44_585,
-    "words of the docs": 48_347,
+    "words of the docs": 48_817,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
