@@ -24,6 +24,14 @@ FIRST = {
     "holdout": "how-to/data-and-prompts/",
     "margin": "how-to/read-the-report/",
     "delete one person": "tutorials/deletion-request/",
+    "remove one person": "tutorials/deletion-request/",
+    "how do I delete one person from my model": "tutorials/deletion-request/",
+    "what is a holdout set": "how-to/data-and-prompts/",
+    "alpha": "how-to/choose-alpha-beta/",
+    "filter": "explanation/how-msa-works/",
+    "record": "reference/removal-record/",
+    "how long": "reference/files/",
+    "memory": "how-to/memory/",
 }
 """Words to search for, and the page of the first result."""
 

@@ -13,7 +13,11 @@ from msa_lite.report import Report
 from msa_lite.report.verdict.figures import Forgotten
 from msa_lite.report.verdict.verdict import Verdict
 
-_HEADER = """# Python
+_HEADER = """---
+search: {boost: 0.1}
+---
+
+# Python
 
 Written by `python -m tests.tools.pages` from `msa_lite.__all__`. `import msa_lite` loads neither torch nor
 transformers; each function loads what it needs. Errors are [classes of msa_lite.errors](errors.md).
