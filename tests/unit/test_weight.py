@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_133,
     "modules": 289,
-    "lines of the tests": 44_585,
-    "words of the docs": 48_817,
+    "lines of the tests": 44_597,
+    "words of the docs": 48_308,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
