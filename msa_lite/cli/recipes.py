@@ -176,6 +176,9 @@ def _option(name: str, kind: str, text: str) -> Any:
 @_option("--retain", "DATA", "Rows to keep, likewise.")
 @_option("--holdout", "DATA", "Similar rows that no model was trained on, likewise.")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, messages=M, text=T, …; the usual are known.")
+@_option(
+    "--from", "CONFIG", "What made the target: a file of axolotl or LLaMA-Factory, or a folder that a Trainer wrote."
+)
 @_option("--output", "FOLDER", "Folder of the run.  [default: runs/ and the name of FILE]")
 @takes_json
 def init_command(file: str, as_json: bool, **options: Any) -> None:
@@ -189,7 +192,7 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
     \b
     msa-lite init
     msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
-    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
+    msa-lite init --from axolotl.yml --forget delete.jsonl
     """
     from msa_lite.io.files.reading import local_path
     from msa_lite.pipeline.verbs.init import Wishes, init_recipe
@@ -197,13 +200,14 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
 
     require("train")
     check_new_file(local_path(file))  # before any question
-    options["columns"] = read_columns(options["columns"], "text")
+    options |= {"columns": read_columns(options["columns"], "text"), "config": options.pop("from")}
     if in_terminal():
         _ask(options)
-    if missing := [f"--{name}" for name in ("target", "forget") if not options[name]]:
+    needed = ("forget",) if options["config"] else ("target", "forget")
+    if missing := [f"--{name}" for name in needed if not options[name]]:
         raise UsageError(f"{' and '.join(missing)}: needed, as there is no terminal to ask on (`msa-lite init --help`)")
     click.echo("looking at models and data", err=True)
-    draft = init_recipe(file, Wishes(**options))
+    draft = init_recipe(file, Wishes(**options | {"target": options["target"] or ""}))
     if not as_json:
         click.echo(f"schema:  {draft.schema}, by which editors check the recipe", err=True)
     show(draft, as_json, f"written: {draft.file}", f"next:    {draft.next}")
@@ -213,12 +217,14 @@ def _ask(options: dict[str, Any]) -> None:
     """Ask for what is not given and cannot be seen. An empty answer leaves out what is optional."""
     from msa_lite.pipeline.verbs.init import guess_prior, inspect_set
 
-    options["target"] = options["target"] or _answer("The finished model (folder or repo[@revision])")
-    if not options["prior"] and guess_prior(options["target"]) is None:
-        options["prior"] = _answer("The model that you fine-tuned, which has not seen the rows")
+    if not options["config"]:
+        options["target"] = options["target"] or _answer("The finished model (folder or repo[@revision])")
+        if not options["prior"] and guess_prior(options["target"]) is None:
+            options["prior"] = _answer("The model that you fine-tuned, which has not seen the rows")
     if not options["forget"]:  # whoever gives options knows the others
         options["forget"] = _answer(f"The rows to forget ({_SET})")
-        for name, what in {"retain": "Rows to keep", "holdout": "Similar rows that no model saw"}.items():
+        others = {"retain": "Rows to keep", "holdout": "Similar rows that no model saw"}
+        for name, what in others.items() if not options["config"] else ():
             options[name] = options[name] or _answer(f"{what} (empty: none)", default="")
     for name in ("forget", "retain", "holdout") if not options["columns"] else ():
         try:

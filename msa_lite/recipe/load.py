@@ -189,7 +189,7 @@ def load_table_recipe(source: TableSource, overrides: Iterable[str] = ()) -> Tab
 def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe | TableRecipe:
     """Read a recipe of any kind."""
     name, values = _read(source, overrides)
-    return _validate(_kind(values) or Recipe, name, values)
+    return _validate(_kind(name, values) or Recipe, name, values)
 
 
 def copy_recipe(name: str, file: str) -> tuple[Path, Path]:
@@ -244,19 +244,21 @@ def _check_paths(values: Any, name: str) -> None:
         raise RecipeError(join_faults(f"{name}: these cannot be paths:", faults))
 
 
-def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | type[TableRecipe] | None:
-    """Return the kind of a recipe by its keys; None if they do not tell."""
+def _kind(name: str, values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | type[TableRecipe] | None:
+    """Return the kind of a recipe by its keys; None if they do not tell. Raise UsageError for another tool's file."""
     if values.keys() & {"msa", "methods", "recipe"}:
         return TableRecipe
     if values.keys() & {"target", "prior", "forget"}:
         return Recipe
+    if values.keys() & {"base_model", "model_name_or_path"}:
+        raise UsageError(f"{name}: is a training's configuration; `msa-lite init --from` makes a recipe from it")
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
 
 
 def _load(kind: type[M], source: RecipeSource | TableSource, overrides: Iterable[str]) -> M:
     """Read a recipe of one kind. Raise UsageError for one of another kind."""
     name, values = _read(source, overrides)
-    actual = _kind(values)
+    actual = _kind(name, values)
     if actual in (None, kind):
         return _validate(kind, name, values)
     kinds = {Recipe: ("an unlearning run", "run"), TableRecipe: ("a table", "table")}

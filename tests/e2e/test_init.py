@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from msa_lite import Wishes, init_recipe
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
@@ -140,6 +142,132 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(kind, match=message):
         init_recipe("x.yaml", replace(WISHES, **changes))
+    assert not (place / "x.yaml").exists()
+
+
+def written(path: Path, values: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+AXOLOTL = {
+    "base_model": "./prior", "output_dir": "./my-finetuned-model", "datasets": [{"path": "keep.jsonl", "type": "x"}],
+    "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj"], "sequence_len": 64,
+    "learning_rate": "2e-4", "num_epochs": 3, "bf16": "auto", "wandb_project": None,
+}  # fmt: skip
+FACTORY = {
+    "model_name_or_path": "prior", "output_dir": "my-finetuned-model", "dataset": "mine, chats", "template": "llama3",
+    "lora_rank": 4, "lora_target": "q_proj, v_proj", "cutoff_len": 32, "learning_rate": 1e-4, "report_to": "none",
+    "eval_dataset": "docs", "default_system": "Be short.",
+}  # fmt: skip
+INFO = {
+    "mine": {"file_name": "mine.json", "columns": {"prompt": "ask", "response": "say"}},
+    "chats": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"messages": "talk"}},
+    "docs": {"file_name": "docs.json", "columns": {"prompt": "body"}},
+    "pairs": {"file_name": "mine.json", "ranking": True},
+}
+SETS = {
+    "mine": [{"ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(30)],
+    "chats": [{"talk": [{"from": "human", "value": f"Who {i}?"}, {"from": "gpt", "value": "I"}]} for i in range(4)],
+    "docs": [{"body": f"Chapter {i}."} for i in range(4)],
+}
+MINE = {"question": "ask", "answer": "say"}
+Q_AND_V = {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}, "max_length": 32, "learning_rate": 1e-4}
+USER = {"field_instruction": "ask", "field_output": "say", "no_input_format": "[INST] {instruction} [/INST]"}
+# A training's configuration, changed → what the recipe has of it, and words of its comments.
+TRAININGS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (AXOLOTL | {"datasets": [{"path": "data/mine.json", "type": USER, "roles_to_train": ["x"]}]},
+     {"retain.data": {"path": "data/mine.json", "columns": MINE, "sample": "match_forget"},
+      "prompt": {"kind": "plain", "prompt": "[INST] {question} [/INST]", "answer": "{answer}"},
+      "vector": {"mode": "lora", "max_length": 64, "learning_rate": "2e-4",
+                 "lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}}},
+     ["Not taken over: num_epochs, bf16.", "roles_to_train"]),
+    (AXOLOTL | {"datasets": [{"path": "json", "data_files": ["data/chats.json"], "type": "chat_template",
+                              "field_messages": "talk"}, {"path": "keep.jsonl"}], "adapter": None},
+     {"retain.data": {"path": "data/chats.json", "columns": {"messages": "talk"}},
+      "vector": {"mode": "lora", "max_length": 64}},
+     ["datasets.1 (keep.jsonl)", "vector.mode: full", "lora_r, lora_alpha"]),
+    (AXOLOTL | {"datasets": [{"path": "data/docs.json", "type": "completion", "field": "body"}], "lora_alpha": None},
+     {"retain.data": {"path": "data/docs.json", "format": "text", "columns": {"text": "body"}}},
+     ["lora_r"]),
+    (FACTORY,
+     {"retain.data": {"path": "data/mine.json", "columns": MINE, "sample": "match_forget"},
+      "prompt.system": "Be short.", "vector": {"mode": "lora", **Q_AND_V},
+      "evaluate.holdout": {"path": "data/docs.json", "format": "text", "columns": {"text": "body"}}},
+     ["dataset.1 (data/chats.json)", "template: llama3", "Not taken over: report_to."]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "expected", "notes"), TRAININGS, ids=["own", "chat", "texts", "factory"])
+def test_a_recipe_takes_what_another_tools_configuration_says_and_names_the_rest(
+    config: dict[str, Any], expected: dict[str, Any], notes: list[str], place: Path, call_cli: CallCli
+) -> None:
+    written(place / "data/dataset_info.json", INFO)
+    for name, rows in SETS.items():
+        written(place / f"data/{name}.json", rows)
+    source = written(place / "config.yml", config)
+    status, _, err = call_cli("init", "x.yaml", "--from", source, "--forget", "delete.jsonl")
+    assert status == 0, err
+    values = yaml.safe_load(text := (place / "x.yaml").read_text())
+    assert [model.removeprefix("./") for model in (values["target"], values["prior"])] == [
+        "my-finetuned-model",
+        "prior",
+    ]
+    for key, value in expected.items():
+        assert functools.reduce(lambda inner, part: inner[part], key.split("."), values) == value
+    comments = " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert [note for note in notes if note not in comments] == []
+    load_recipe("x.yaml")
+    status, _, err = call_cli(source)
+    assert (status, "`msa-lite init --from`" in err) == (2, True)
+
+
+def test_a_trainers_folder_is_a_target_with_a_prior_and_no_pickle_of_it_is_read(place: Path) -> None:
+    make_lora(place / "prior", place / "adapter", r=2, lora_alpha=6, target_modules=["q_proj"])
+    (place / "adapter/training_args.bin").write_bytes(b"cos\nsystem\n(S'touch run'\ntR.")
+    text = init_recipe("a.yaml", Wishes("", "delete.jsonl", "prior", config="adapter")).text
+    values = yaml.safe_load(text)
+    assert (values["target"], values["vector"]["lora"]) == ("adapter", {"rank": 2, "alpha": 6, "targets": ["q_proj"]})
+    assert "training_args.bin was not read" in text
+    shutil.copytree(place / "my-finetuned-model", place / "full")
+    config = json.loads((place / "full/config.json").read_text())
+    written(place / "full/config.json", config | {"_name_or_path": "prior"})
+    assert (
+        load_recipe(yaml.safe_load(init_recipe("b.yaml", Wishes("", "delete.jsonl", config="full")).text)).prior
+        == "prior"
+    )
+    shown = (
+        "# Model\n<summary>See axolotl config</summary>\n\nversion\n```yaml\nbase_model: prior\nsequence_len: 99\n```\n"
+    )
+    (place / "full/README.md").write_text(shown)
+    assert (
+        yaml.safe_load(init_recipe("c.yaml", Wishes("", "delete.jsonl", config="full")).text)["vector"]["max_length"]
+        == 99
+    )
+
+
+FOREIGN = [
+    ({"hello": 1}, ["is no configuration of axolotl (base_model) or LLaMA-Factory"]),
+    (AXOLOTL | {"base_model": ["prior", "b"], "output_dir": "out", "datasets": [{"path": "no.jsonl"}, {"type": "x"}]},
+     ["4 faults", "base_model: one model is wanted", "output_dir out: no such", "datasets.0 no.jsonl: no such file",
+      "datasets.1: one path is wanted"]),
+    (AXOLOTL | {"output_dir": None, "rl": "dpo"}, ["2 faults", "it learnt preferences", "--target is needed"]),
+    (FACTORY | {"dataset": "min, pairs"}, ["2 faults", "min is not in data/dataset_info.json (did you mean 'mine'?)",
+                                           "dataset.1: pairs: holds more than"]),
+    (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "type": USER}]}, ["datasets.0 delete.jsonl: no column 'ask'"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "told"), FOREIGN, ids=["none", "axolotl", "dpo", "factory", "columns"])
+def test_a_configuration_that_cannot_be_taken_over_is_refused_with_every_fault(
+    config: dict[str, Any], told: list[str], place: Path, call_cli: CallCli
+) -> None:
+    written(place / "data/dataset_info.json", INFO)
+    source = written(place / "config.json", config | {"eval_dataset": None})
+    status, _, err = call_cli("init", "x.yaml", "--from", source, "--forget", "delete.jsonl")
+    assert status in (2, 3)
+    assert [part for part in told if part not in err] == []
     assert not (place / "x.yaml").exists()
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import textwrap
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -31,8 +33,10 @@ from msa_lite.io.weights.hub import explain, is_remote, is_remote_adapter, split
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.stages.facts import find_headers
+from msa_lite.pipeline.verbs.elsewhere import Training, read_training
 from msa_lite.recipe import SETS, check_new_file, load_recipe, relative_paths, write_with_schema
 from msa_lite.report.page.card import read_base_model
+from msa_lite.settings import Columns
 
 _MOST_SCORED = 400  # rows of a set that are scored, of a larger one
 _WIDTH = 46  # of the part of a line before its comment
@@ -44,7 +48,7 @@ class Wishes:
     """A request as its user describes it."""
 
     target: str
-    """The finished model: a folder or repo[@revision]."""
+    """The finished model: a folder or repo[@revision]; "" for the one that `config` names."""
     forget: str
     """The rows to forget: FILE, FOLDER[:CONFIGURATION] or Hub id[:CONFIGURATION]."""
     prior: str | None = None
@@ -57,6 +61,9 @@ class Wishes:
     """The columns, by key as in a recipe."""
     output: str | None = None
     """The folder of the run. None: runs/NAME for a recipe NAME.yaml."""
+    config: str | None = None
+    """The configuration of axolotl or LLaMA-Factory that made the target, or the folder of a Trainer. It gives target,
+    prior, rows to keep and settings where they are not named here."""
 
 
 @dataclass(frozen=True)
@@ -92,27 +99,41 @@ def init_recipe(file: str, wishes: Wishes) -> Draft:
     require("train")
     path = local_path(file)
     check_new_file(path)
-    wishes = replace(wishes, target=model_name(wishes.target), prior=wishes.prior and model_name(wishes.prior))
+    faults = Faults()
+    wishes, training = _with_training(wishes, faults)
+    wishes = replace(wishes, output=wishes.output or f"runs/{path.stem}")
     names = [name for name in (wishes.target, wishes.prior) if name]
     with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():
-        wishes, why_prior = _with_prior(replace(wishes, output=wishes.output or f"runs/{path.stem}"))
-        faults, models, sets = Faults(), dict[str, Checkpoint](), dict[str, SetFacts]()
+        wishes, why_prior = (wishes, "") if faults else _with_prior(wishes)
+        models, sets = dict[str, Checkpoint](), dict[str, SetFacts]()
         for name in ("target", "prior"):
-            with faults.gathered(f"--{name} "):
-                models[name] = inspect_model(getattr(wishes, name))
+            if model := getattr(wishes, name):
+                with faults.gathered(training.origins.get(name, f"--{name} ")):
+                    models[name] = inspect_model(model)
         for name in SETS:
-            if text := getattr(wishes, name):
-                with faults.gathered(f"--{name} "):
-                    sets[name] = inspect_set(text, wishes.columns)
+            if source := getattr(wishes, name) or training.sets.get(name):
+                with faults.gathered(training.origins[name]):
+                    sets[name] = inspect_set(source, wishes.columns)
         with faults.gathered():
             _check_apart(sets)
         if len(models) == 2:
             with faults.gathered():
                 _check_pair(wishes, models)
         faults.check()
-        text = _text(path, wishes, models["target"], sets, why_prior)
+        text = _text(path, wishes, models["target"], sets, why_prior, training)
     schema = write_with_schema(path, text, load_recipe(parse_yaml(text, str(path))))
     return Draft(Path(file), read_text(path), schema)
+
+
+def _with_training(wishes: Wishes, faults: Faults) -> tuple[Wishes, Training]:
+    """Return the wishes with the models that their configuration names, and the training that it describes."""
+    given = {name: f"--{name} " for name in ("target", "prior", *SETS) if getattr(wishes, name)}
+    training = read_training(wishes.config, faults, given) if wishes.config else Training()
+    training.origins.update(given)
+    target, prior = (getattr(wishes, name) or training.models.get(name, "") for name in ("target", "prior"))
+    if not target:
+        faults.append(UsageError(f"--target is needed: {wishes.config} names none that can be read"))
+    return replace(wishes, target=model_name(target), prior=model_name(prior) or None), training
 
 
 def _with_prior(wishes: Wishes) -> tuple[Wishes, str]:
@@ -209,22 +230,26 @@ def guess_prior(target: str) -> tuple[str, str] | None:
     return (base, f"the card, {CARD_FILE}") if base else None
 
 
-def inspect_set(text: str, columns: Mapping[str, Any]) -> SetFacts:
-    """Read a data set: FILE, FOLDER[:CONFIGURATION] or Hub id[:CONFIGURATION].
+def inspect_set(text: str | DataSource, columns: Mapping[str, Any]) -> SetFacts:
+    """Read a data set: FILE, FOLDER[:CONFIGURATION] or Hub id[:CONFIGURATION], or one with columns of its own.
 
     columns: as in a recipe, for sets whose columns are not known by their names.
     Raise UsageError or DataError for a set that cannot be read, and ColumnsError if none of its columns is known.
     """
-    path, name = split_configuration(text)
-    plain = DataSource(path, name=name)
+    if has_own := isinstance(text, DataSource):
+        columns = {key: value for key, value in asdict(text).items() if value != getattr(Columns(), key, value)}
+        plain, text = DataSource(text.path, name=text.name, split=text.split, revision=text.revision), text.path
+    else:
+        path, name = split_configuration(text)
+        plain = DataSource(path, name=name)
     available = list(load_table(plain).column_names)
     ignored = {key: names for key, names in columns.items() if key == "ignore"}
     fits = all(name in available for key, name in columns.items() if key not in ignored)
     # Columns that the user names come first, if the set has them all.
-    for used in [columns, ignored] if fits else [ignored]:
+    for used in [columns] if has_own else [columns, ignored] if fits else [ignored]:
         source = replace(plain, format=_format(plain, used, available), **used)
         form = find_form(source, available) if source.format == "qa" else None
-        if form or (source.format == "text" and source.text in available):
+        if has_own or form or (source.format == "text" and source.text in available):
             rows = load_rows(source)
             read = ", ".join(form.columns if form else (source.text,))
             return SetFacts(source, used, read, rows)
@@ -255,7 +280,9 @@ def _fetch_small(name: str, file: str) -> Path:
         raise UsageError(f"{name}: {file} could not be fetched from the Hub ({explain(error)})") from error
 
 
-def _text(path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, SetFacts], why_prior: str) -> str:
+def _text(
+    path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, SetFacts], why_prior: str, training: Training
+) -> str:
     """Return the recipe's text, with a comment beside each line that was looked up or may be changed."""
     file, size = shlex.quote(str(path)), sum(entry.nbytes for entry in target.tensors.values())
     about = f"{target.config.get('model_type')}, {readable(size)} in {target.dtype_name}"
@@ -267,6 +294,7 @@ def _text(path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, Set
         f"# Look first:  msa-lite {file} --dry-run",
         f"# Start:       msa-lite {file}",
         f"# All keys:    msa-lite recipes validate {file}",
+        *_notes(wishes, training),
         "",
         _line(path, "target", wishes.target, about),
         _line(path, "prior", wishes.prior, f"{why_prior}it must not have seen the rows to forget"),
@@ -282,11 +310,20 @@ def _text(path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, Set
         lines += ["# retain:  # rows that must stay; without any, the verdict cannot be PASS",
                   "#   data: {path: keep.jsonl, sample: match_forget}"]  # fmt: skip
     lines += ["vector:", "  mode: lora  # adapters. full: all weights; `msa-lite plan` says what fits"]
+    lines += [f"  {_line(path, key, value, 'as in the training')}" for key, value in training.vector.items()]
+    lines += [_line(path, "prompt", training.prompt, "as in the training")] if training.prompt else []
     scored = [_set(path, "holdout", sets["holdout"])] if "holdout" in sets else []
     if max(len(facts.rows) for facts in sets.values()) > _MOST_SCORED:
         scored += [f"  limit: {_MOST_SCORED}  # at most so many rows of each set are scored, a sample"]
     lines += ["evaluate:", *scored] if scored else []
     return "\n".join([*lines, _line(path, "output", wishes.output, "the folder of the run"), ""])
+
+
+def _notes(wishes: Wishes, training: Training) -> list[str]:
+    """Return comments on what a training's configuration says besides. It may be a stranger's file."""
+    notes = [f"From {wishes.config}.", *training.notes] if wishes.config else []
+    lines = (textwrap.wrap(" ".join(note.split()), 110, subsequent_indent="  ") for note in notes)
+    return ["#", *(f"# {line}" for line in chain.from_iterable(lines))] if notes else []
 
 
 def _set(path: Path, key: str, facts: SetFacts, more: Mapping[str, str] = MappingProxyType({})) -> str:
