@@ -179,7 +179,6 @@ def _option(name: str, kind: str, text: str) -> Any:
 @_option(
     "--from", "CONFIG", "What made the target: a file of axolotl or LLaMA-Factory, or a folder that a Trainer wrote."
 )
-@_option("--output", "FOLDER", "Folder of the run.  [default: runs/ and the name of FILE]")
 @takes_json
 def init_command(file: str, as_json: bool, **options: Any) -> None:
     """Write a commented recipe to FILE, from a few questions or options.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import Faults, UsageError, nearest
-from msa_lite.io.files.addresses import HUB_FILES
 from msa_lite.io.files.reading import YAML_LIMIT, local_path, parse_yaml, read_object, read_text, read_yaml
 from msa_lite.io.finished.seal import CARD_FILE
 from msa_lite.settings import DataSource
@@ -42,7 +41,7 @@ _DIFFERENT = {
 
 
 @dataclass
-class Training:
+class OtherTraining:
     """A training by another tool, as its files describe it."""
 
     models: dict[str, str] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Training:
     """What a recipe does not take over, in sentences."""
 
 
-def read_training(name: str, faults: Faults, given: Collection[str]) -> Training:
+def read_training(name: str, faults: Faults, given: Collection[str]) -> OtherTraining:
     """Read a configuration or a Trainer's folder; keep what is wrong in it in `faults`.
 
     given: the models and sets that the user names instead ("prior", "retain", …). Raise UsageError for what is neither.
@@ -76,7 +75,7 @@ def read_training(name: str, faults: Faults, given: Collection[str]) -> Training
     return training
 
 
-def _read_folder(path: Path) -> Training:
+def _read_folder(path: Path) -> OtherTraining:
     """Read the files of a Trainer. A prior that adapter_config.json or the card names is left to `init`."""
     config, adapter = (
         read_object(path / file, kind=UsageError) if (path / file).is_file() else {}
@@ -84,7 +83,7 @@ def _read_folder(path: Path) -> Training:
     )
     if not config and not adapter:
         raise UsageError(f"{path}: has neither config.json nor adapter_config.json, so no Trainer wrote it")
-    training = Training(vector=_vector(adapter), notes=[f"The folder does not name the data: {_INSTEAD}."])
+    training = OtherTraining(vector=_vector(adapter), notes=[f"The folder does not name the data: {_INSTEAD}."])
     before = config.get("_name_or_path")
     if isinstance(before, str) and before and not adapter and local_path(before).resolve() != path.resolve():
         training.models["prior"], training.origins["prior"] = before, f"{path / 'config.json'}: _name_or_path "
@@ -100,12 +99,12 @@ class _Config:
         if not isinstance(values, dict) or not values.keys() & {*_MODELS["prior"]}:
             known = "axolotl (base_model) or LLaMA-Factory (model_name_or_path)"
             raise UsageError(f"{name}: is no configuration of {known}, and no folder of a model")
-        self.name, self.folder, self.training = name, folder, Training()
+        self.name, self.folder, self.training = name, folder, OtherTraining()
         self.rest = {key: value for key, value in values.items() if value not in (None, False, "", [])}
         """The keys that nothing has been made of yet."""
         self.is_factory = "base_model" not in values
 
-    def read(self, faults: Faults, given: Collection[str]) -> Training:
+    def read(self, faults: Faults, given: Collection[str]) -> OtherTraining:
         """Return the training; keep faults."""
         training, rest = self.training, self.rest
         for name, keys in _MODELS.items():
@@ -162,7 +161,7 @@ class _Config:
         if not isinstance(path, str) or not isinstance(files, str | None):
             raise UsageError(f"one path is wanted, got {files or path!r:.200}; {_INSTEAD}")
         if files and path not in ("json", "csv", "parquet", "text"):
-            files = f"{'' if Path(self._place(path)).is_dir() else HUB_FILES}{path}/{files}"
+            files = f"{path}/{files}"
         head = re.split(r"[.:]", kind)[0] if isinstance(kind, str) else ""
         if head.removesuffix("_w_system") not in ("", "alpaca", "chat_template", "completion", "sharegpt"):
             raise UsageError(f"type {kind} is not known here; {_INSTEAD}, and name columns with --columns")

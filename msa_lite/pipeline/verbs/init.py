@@ -33,7 +33,7 @@ from msa_lite.io.weights.hub import explain, is_remote, is_remote_adapter, split
 from msa_lite.io.weights.offline import offline_reason, offline_where_unreachable
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.stages.facts import find_headers
-from msa_lite.pipeline.verbs.elsewhere import Training, read_training
+from msa_lite.pipeline.verbs.elsewhere import OtherTraining, read_training
 from msa_lite.recipe import SETS, check_new_file, load_recipe, relative_paths, write_with_schema
 from msa_lite.report.page.card import read_base_model
 from msa_lite.settings import Columns
@@ -59,8 +59,6 @@ class Wishes:
     """Rows that no model was trained on."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The columns, by key as in a recipe."""
-    output: str | None = None
-    """The folder of the run. None: runs/NAME for a recipe NAME.yaml."""
     config: str | None = None
     """The configuration of axolotl or LLaMA-Factory that made the target, or the folder of a Trainer. It gives target,
     prior, rows to keep and settings where they are not named here."""
@@ -101,7 +99,6 @@ def init_recipe(file: str, wishes: Wishes) -> Draft:
     check_new_file(path)
     faults = Faults()
     wishes, training = _with_training(wishes, faults)
-    wishes = replace(wishes, output=wishes.output or f"runs/{path.stem}")
     names = [name for name in (wishes.target, wishes.prior) if name]
     with offline_where_unreachable() if any(map(is_remote, names)) else nullcontext():
         wishes, why_prior = (wishes, "") if faults else _with_prior(wishes)
@@ -125,10 +122,10 @@ def init_recipe(file: str, wishes: Wishes) -> Draft:
     return Draft(Path(file), read_text(path), schema)
 
 
-def _with_training(wishes: Wishes, faults: Faults) -> tuple[Wishes, Training]:
+def _with_training(wishes: Wishes, faults: Faults) -> tuple[Wishes, OtherTraining]:
     """Return the wishes with the models that their configuration names, and the training that it describes."""
     given = {name: f"--{name} " for name in ("target", "prior", *SETS) if getattr(wishes, name)}
-    training = read_training(wishes.config, faults, given) if wishes.config else Training()
+    training = read_training(wishes.config, faults, given) if wishes.config else OtherTraining()
     training.origins.update(given)
     target, prior = (getattr(wishes, name) or training.models.get(name, "") for name in ("target", "prior"))
     if not target:
@@ -281,7 +278,12 @@ def _fetch_small(name: str, file: str) -> Path:
 
 
 def _text(
-    path: Path, wishes: Wishes, target: Checkpoint, sets: Mapping[str, SetFacts], why_prior: str, training: Training
+    path: Path,
+    wishes: Wishes,
+    target: Checkpoint,
+    sets: Mapping[str, SetFacts],
+    why_prior: str,
+    training: OtherTraining,
 ) -> str:
     """Return the recipe's text, with a comment beside each line that was looked up or may be changed."""
     file, size = shlex.quote(str(path)), sum(entry.nbytes for entry in target.tensors.values())
@@ -316,10 +318,10 @@ def _text(
     if max(len(facts.rows) for facts in sets.values()) > _MOST_SCORED:
         scored += [f"  limit: {_MOST_SCORED}  # at most so many rows of each set are scored, a sample"]
     lines += ["evaluate:", *scored] if scored else []
-    return "\n".join([*lines, _line(path, "output", wishes.output, "the folder of the run"), ""])
+    return "\n".join([*lines, _line(path, "output", f"runs/{path.stem}", "the folder of the run"), ""])
 
 
-def _notes(wishes: Wishes, training: Training) -> list[str]:
+def _notes(wishes: Wishes, training: OtherTraining) -> list[str]:
     """Return comments on what a training's configuration says besides. It may be a stranger's file."""
     notes = [f"From {wishes.config}.", *training.notes] if wishes.config else []
     lines = (textwrap.wrap(" ".join(note.split()), 110, subsequent_indent="  ") for note in notes)
