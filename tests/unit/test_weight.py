@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_133,
-    "modules": 289,
-    "lines of the tests": 44_597,
-    "words of the docs": 48_308,
+    "lines of the package": 36_356,
+    "modules": 290,
+    "lines of the tests": 44_712,
+    "words of the docs": 48_311,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
