@@ -13,8 +13,8 @@ Four branches, each on other rows, and each from the model as it was loaded:
   one row a step, warm-up over 5 % of the steps, weight decay 0.01, 10 to 1000 rows (arXiv 2409.18025,
   ethz-spylab/unlearning-vs-safety). Here two dozen short texts of our own, so that it works offline.
 
-Deviations: all weights are tuned as fp32 copies, where the first and the last of these publications tune in bf16, which
-rounds small steps away; and where a device has no room for that, an adapter is tuned, which a line says.
+Deviations: all weights are tuned as fp32 copies. The first and the last of these publications tune in bf16, which
+rounds small steps away. If a device has no room for all weights, an adapter is tuned, and a line says so.
 
 Published settings are for models of 1B and more with hundreds of rows. On a small model or a few rows they change next
 to nothing, and "nothing came back" would mean nothing. So each branch also runs at a strength that is matched to the

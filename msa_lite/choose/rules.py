@@ -57,11 +57,11 @@ def highest_rank(ranks: Mapping[_Key, Rank | str], gentleness: Callable[[_Key], 
 class LeastExtraction:
     """Stay inside the control's bounds and keep most; where no candidate does, be the nearest.
 
-    A candidate meets the rule if it recites no more of the forget set, and knows it no better, than a model may that
-    never saw it (`Standing.inside`), if this is shown as a PASS wants it (`is_forgotten`), and if it keeps enough of
-    the retain set; the value is what it keeps, in [0, 1]. All others rank by parity, with the value −distance in
-    [−1, 0]: the mean distance of the forget scores to the control's and of the retain scores to the target's own. The
-    rule needs neither a published benchmark nor an ideal.
+    A candidate meets the rule on three conditions. It recites and knows no more of the forget set than a model may that
+    never saw it (`Standing.inside`). This is shown as a PASS wants it (`is_forgotten`). It keeps enough of the retain
+    set. Its value is then what it keeps, in [0, 1]. All others rank by their distance, with the value −distance in
+    [−1, 0]. The distance is a mean: of the forget scores to the control's, and of the retain scores to the target's
+    own. The rule needs neither a published benchmark nor an ideal.
     """
 
     keep: float
@@ -224,8 +224,9 @@ def check_rule(rule: Rule, available: Collection[str], where: str) -> None:
 def why_broken(metrics: Metrics, target: Metrics, vital: Collection[str] = ()) -> str | None:
     """Return why a candidate is unusable (it lost all retain performance), or None.
 
-    Unusable means: the harmonic mean of its shares of the target's probability and ROUGE-L on the retain set rounds to
-    0.00, or a metric that the benchmark calls `vital` is 0 and the target's is not.
+    It is unusable if it keeps nothing of the target's probability and ROUGE-L on the retain set: the harmonic mean of
+    the two shares rounds to 0.00. It is also unusable if a metric that the benchmark calls `vital` is 0 and the
+    target's is not.
     """
     known = {name: value for name in ("probability_r", "rouge_l_r") if (value := target.get(name))}
     shares = [(metrics.get(name) or 0.0) / value for name, value in known.items()]

@@ -22,8 +22,8 @@ U is farther from T and from C than these are from each other, U is away from bo
 numerator of the position if subjects are dealt to forget and level rows at random, two-sided. Each subject counts once,
 by the mean of its rows.
 
-The feature is the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound, and on the
-first real model one row of 72 decided all (the rest and equal weights of subjects came then, too; they only take away).
+The feature is the probability of the answer, exp(− mean loss of its tokens), since a loss has no bound. On the first
+real model one row of 72 decided all. (The rest, and equal weights of subjects, were added then; they only take away.)
 Other features go through the same test (`measure_distances`): examples/gives_away looks at hidden states.
 """
 

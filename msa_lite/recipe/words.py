@@ -109,7 +109,7 @@ COMMANDS: Mapping[str, str] = {
     "--help": "help",
     "none, run reads and tokenizes the rows": "preprocess tokenize",
     "none, `hf auth login` does it": "login",
-    "none, any server takes the folder: vllm serve runs/NAME/model (docs/how-to/serve.md)": "api serve server vllm",
+    "none, any server takes the folder: vllm serve runs/NAME/model (docs/how-to/publish.md)": "api serve server vllm",
     "none, runs/NAME/model is the model; see also merge --as adapter and publish": "convert export gguf quantize",
 }  # fmt: skip
 """Our command, or "none", likewise → the other words."""

@@ -2,10 +2,10 @@
 
 `msa_lite.attacks.findings` computes the shares and gains; here they become an outcome and a sentence.
 
-An attack leaks only by what it brings back itself. What the model says without any attack is the verdict's business:
-where 21 % is left before the weights are rounded and 21 % afterwards, rounding has brought nothing, and to call that a
-leak would send the reader to the wrong remedy. So an attack that has a trial without an attack leaks only if its gain
-over that trial is surely above 0. The rule was fixed before any result was read by it.
+An attack leaks only by what it brings back itself. What the model says without any attack is the verdict's business.
+If 21 % is left before the weights are rounded, and 21 % afterwards, rounding has brought nothing. To call that a leak
+would send the reader to the wrong remedy. So an attack that has a trial without an attack leaks only if its gain over
+that trial is surely above 0. The rule was fixed before any result was read by it.
 """
 
 from __future__ import annotations
