@@ -34,11 +34,6 @@ def forms(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in FORMS}
 
 
-def records_of(run: Path, model: str) -> list[dict[str, Any]]:
-    """The records of all rows to keep that were scored."""
-    return [r for end in ("_validation", "") for r in read_records(run / f"evaluation/{model}{end}/retain.jsonl")]
-
-
 def texts_of(run: Path) -> set[str]:
     """Every question and answer of the data, and what the models said."""
     records = [record for path in run.glob("evaluation/*/*.jsonl") for record in read_records(path)]
@@ -69,17 +64,6 @@ def test_a_run_and_the_command_write_the_same_bytes(run: Path, call_cli: CallCli
 def test_no_row_of_the_data_is_in_it_unless_somebody_asks(run: Path, call_cli: CallCli) -> None:
     texts = texts_of(run)
     assert len(texts) > 20
-    assert not [text for text in texts for form in forms(run).values() if text.encode() in form]
-    status, stdout, _ = call_cli("report", run, "--rows", "--json")
-    right = [
-        {record["question"]: record["accuracy"] == 1.0 for record in records_of(run, model)}
-        for model in ("target", "unlearned")
-    ]
-    lost = [text for text, was_right in right[0].items() if was_right and not right[1][text]]
-    rows = json.loads(stdout)
-    assert (status, sorted(row["question"] for row in rows["lost"])) == (0, sorted(lost))
-    assert rows["known"] == sum(right[0].values())
-    assert f"{len(lost)} of {rows['known']}." in call_cli("report", run, "--rows")[1]
     assert not [text for text in texts for form in forms(run).values() if text.encode() in form]
     assert call_cli("report", run, "--show-examples")[0] == 0
     shown = json.loads((run / "report.json").read_text())["examples"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from msa_lite.cli.output import print_rows
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.benchmarks.muse import MUSE
 from msa_lite.evals.benchmarks.qa import QA
 from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.scores.records import list_rows, pick_examples, write_records
+from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.manifest import stage_folder
 from msa_lite.pipeline.run.report import report_run
 from msa_lite.report.run.provenance import PURGED_FILE
@@ -106,6 +108,21 @@ def test_no_text_steers_a_terminal() -> None:
     rows = listed("qa", unlearned={"forget": numbered([question(hostile, hostile, 1.0, 1.0)])})
     said = " ".join(line for _, _, line in row_lines(rows.rows[0]))
     assert said.isprintable()
+
+
+def test_lost_rows_are_printed_after_those_to_forget(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"question": "Where?", "answer": "Here", "generated": "There", "accuracy": 0.0, "index": 7}
+    right = row | {"generated": "Here", "accuracy": 1.0}
+    rows = listed("qa", target={"forget": [right], "retain": [right]}, unlearned={"forget": [row], "retain": [row]})
+    print_rows(rows)
+    text = capsys.readouterr().out
+    assert "has lost: 1 of 1." in text
+    first, last = text.split("\nrow 7")[1:]
+    assert (first.split(), last.split()) == (
+        ["question", "Where?", "expected", "Here", "target", "recited", "Here", "unlearned", "There"],
+        ["to", "keep", "question", "Where?", "expected", "Here", "target", "Here", "unlearned", "lost", "There"],
+    )
+    assert json_form(rows)["lost"] == [json_form(row) for row in rows.lost]
 
 
 @pytest.fixture
