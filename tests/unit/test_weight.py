@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_356,
     "modules": 290,
-    "lines of the tests": 44_712,
+    "lines of the tests": 44_714,
     "words of the docs": 48_310,
     "commands": 25,
     "options": 112,
