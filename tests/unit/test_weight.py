@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_356,
     "modules": 290,
     "lines of the tests": 44_714,
-    "words of the docs": 48_310,
+    "words of the docs": 48_364,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
