@@ -91,6 +91,8 @@ class _Commands(click.Group):
             args = ["run", *args]
         if args[0] not in _SHARED and not Ranks.current().first:  # of the processes of a launcher, the first one works
             raise click.exceptions.Exit(0)
+        if sys.platform == "win32" and args[0] != "env":
+            raise UsageError("msa-lite does not run on Windows itself; in WSL (`wsl --install`) it runs as on Linux")
         from msa_lite.cli.faults import remember_options
 
         called, command, rest = super().resolve_command(ctx, args)

@@ -24,6 +24,7 @@ FIRST = {
     "holdout": "how-to/data-and-prompts/",
     "margin": "how-to/read-the-report/",
     "delete one person": "tutorials/deletion-request/",
+    **dict.fromkeys(("gemma", "mac", "windows", "colab", "moe", "kaggle"), "reference/platforms/"),
     "remove one person": "tutorials/deletion-request/",
     "how do I delete one person from my model": "tutorials/deletion-request/",
     "what is a holdout set": "how-to/data-and-prompts/",

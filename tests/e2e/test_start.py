@@ -365,3 +365,9 @@ def test_importing_the_package_sets_the_policy_of_waiting_threads_and_nothing_el
     for environment, changes in ((unset, {"OMP_WAIT_POLICY": "PASSIVE"}), (unset | {"OMP_WAIT_POLICY": "ACTIVE"}, {})):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
         assert done.stdout == f"{changes}\n"
+
+
+def test_windows_itself_is_refused_before_any_work(call_cli: CallCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    code, _, err = call_cli("merge", "--target", "t", "--forget", "f", "--out", "o")
+    assert (code, "WSL" in err) == (2, True)

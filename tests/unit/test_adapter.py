@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, base_name, load_adapter
+from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, base_name, is_bare_adapter, load_adapter
 from msa_lite.io.weights.checkpoint import load_checkpoint
 from msa_lite.io.weights.matching import match_names
 from msa_lite.merger import merge
@@ -235,6 +235,7 @@ BOTH = ("adapter_config.json", "adapter_model.safetensors")
         (["epoch_0/config.json", "epoch_0/model.safetensors"], UsageError, "give .*/epoch_0"),
         (["zero_to_fp32.py", "global_step9/mp_rank_00_model_states.pt"], UsageError, "zero_to_fp32.py"),
         (["model_0/__0_0.distcp", "__0_0.distcp"], UsageError, "FSDP"),
+        (["pytorch_model_fsdp_0/__0_0.distcp", "optimizer.pt"], UsageError, "FSDP"),
         (["optimizer.pt", "scheduler.pt", "rng_state.pth"], UsageError, "state of a training"),
         (["pytorch_model.bin"], UsageError, "pickled"),
         (["consolidated.00.pth", "params.json"], UsageError, "Meta"),
@@ -254,6 +255,24 @@ def test_a_folder_of_another_form_is_told_what_it_is_and_what_to_do(
     with pytest.raises(error, match=says) as caught:
         load_vector(tmp_path / "a", None, None)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("beside", "bare"),
+    [
+        ([], True),
+        (["config.json", "checkpoint-500/model.safetensors"], True),  # as axolotl leaves it
+        (["config.json", "model.safetensors"], False),
+        (["config.json", "model.safetensors.index.json"], False),
+    ],
+)
+def test_an_adapter_with_weights_of_a_model_beside_it_is_that_model(
+    tmp_path: Path, beside: list[str], bare: bool
+) -> None:
+    for name in (*BOTH, *beside):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert is_bare_adapter(tmp_path) == bare
 
 
 def test_a_folder_of_the_hubs_cache_and_an_adapter_as_a_model_are_told(make_adapter: Make, tmp_path: Path) -> None:

@@ -241,8 +241,8 @@ def _torch() -> str:
         f"{torch.cuda.get_device_name(number)}, {torch.cuda.get_device_properties(number).total_memory / _GB:.1f} GB"
         for number in range(torch.cuda.device_count())
     ]
-    others = [name for name in ("mps", "xpu") if getattr(torch, name).is_available()]
-    return f"{built}; uses {'; '.join([*devices, *others]) or why_unused() or 'the CPU, no GPU is seen'}"
+    others = [f"{name} is not used" for name in ("mps", "xpu") if getattr(torch, name).is_available()]
+    return f"{built}; {'; '.join(devices or ['the CPU is used', *filter(None, [why_unused()]), *others])}"
 
 
 def _nvidia() -> str:

@@ -154,8 +154,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def is_bare_adapter(folder: Path) -> bool:
-    """Check whether a folder holds an adapter, and no checkpoint beside it."""
-    return is_adapter(folder) and not (folder / "config.json").is_file()
+    """Check whether a folder holds an adapter, and no weights of a checkpoint beside it; axolotl leaves its config."""
+    return is_adapter(folder) and not any(Path(folder).glob("model*.safetensors*"))
 
 
 def base_name(folder: Path) -> str:

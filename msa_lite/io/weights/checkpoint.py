@@ -232,7 +232,10 @@ _OTHER_KINDS = {
     "pytorch_lora_weights.safetensors": "an adapter of diffusers, for no language model",
     "zero_to_fp32.py": "a checkpoint of DeepSpeed's ZeRO. Make whole weights of it: python zero_to_fp32.py . WHOLE "
     "--safe_serialization, in that folder; give WHOLE, with the model's config.json",
-    "*.distcp": "shards of FSDP. Make whole weights of them (accelerate merge-weights), beside the model's config.json",
+    **dict.fromkeys(
+        ("*.distcp", "*/*.distcp"),
+        "shards of FSDP. Make whole weights of them (accelerate merge-weights), beside the model's config.json",
+    ),
     "*.gguf": "weights of llama.cpp (GGUF); give the model or PEFT adapter that they were made from",
     "params.json": "weights as Meta or Mistral publish them; give the form for transformers, with config.json",
     "*model*.bin": f"only pickled weights. A pickle {_PICKLE}; load it with transformers and save_pretrained() it",
