@@ -124,7 +124,7 @@ class Removal(Closed):
     finished: Time
     """The time at which the run was done."""
     models: dict[str, ModelWeights]
-    """target, prior (not where the target itself was tuned) and ideal (where there is one)."""
+    """target, prior (not where the target itself was tuned); ideal, checkpoint (another method's), if there is one."""
     vectors: list[VectorWeights]
     """The vectors of the merge, in the manifest's order."""
     result: ResultWeights
