@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_360,
     "modules": 290,
     "lines of the tests": 44_738,
-    "words of the docs": 49_094,
+    "words of the docs": 49_096,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
