@@ -98,6 +98,8 @@ def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> No
     """Print each answer as it comes; as JSON, all of them together."""
     from rich.text import Text
 
+    from msa_lite.pipeline.verbs.ask import Question
+
     if as_json:
         with progress_bars() as progress:
             value = panel.answers(question, progress)
@@ -106,7 +108,7 @@ def _answer(panel: Panel, question: str, as_json: bool, one: bool = False) -> No
     width = max(map(len, panel.names))
     for name in panel.names:
         with progress_bars() as progress:  # closed before anything is printed: bars lead stdout to their own stream
-            text = panel.answer(name, question, progress)
+            text = panel.answer(name, Question(question), progress)
         lines = "\n".join(map(_plain, text.splitlines())) or "(nothing)"
         print_wrapped(Text.assemble((f"{name:<{width}}", "bold"), "  ", lines), width + 2)
 
@@ -140,8 +142,6 @@ def web_command(run: Path, port: int, opens: bool, as_json: bool) -> None:
     require("train")
     with _signals_as_ctrl_c():
         page = open_page(run, port)
-        for name, reason in page.panel.missing.items():
-            click.echo(f"no {name}: {reason}", err=True)
         click.echo("Open this address; Ctrl-C ends it:", err=True)
         click.echo(json.dumps({"address": page.address}) if as_json else page.address)
         with _opened_in_browser(page.address) if opens else nullcontext():

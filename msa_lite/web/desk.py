@@ -1,18 +1,19 @@
-"""Answer the questions of all open pages, one after the other, in a thread of its own."""
+"""Open runs and answer the questions of all open pages, one after the other, in a thread of its own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError
 from msa_lite.io.console.progress import notices
-from msa_lite.pipeline.verbs.ask import Panel
-from msa_lite.strengths import Strengths
+from msa_lite.io.finished.seal import in_use
+from msa_lite.pipeline.verbs.ask import Panel, Question, open_panel
 
 _SOON = 2.0  # seconds in which most answers stop; the loading of a large model does not
 Emit = Callable[[Mapping[str, Any] | None], None]
@@ -23,76 +24,83 @@ class NobodyWaits(Exception):
     """Nobody waits for the answer any more."""
 
 
-@dataclass(frozen=True)
-class OpenQuestion:
-    """One question to all models."""
-
-    text: str
-    strengths: Strengths | None
-    """Those of the unlearned model, which is then merged in memory; None for the stored one."""
-    models: Sequence[str]
-    """The models to ask, in this order."""
-    emit: Emit
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set as soon as nobody waits for the answer any more."""
-
-
 class Desk:
-    """Answers questions in the order in which they come: the models of a run share memory and cores."""
+    """Answers questions in the order in which they come: the models of all runs share memory and cores."""
 
-    def __init__(self, panel: Panel) -> None:
-        self._panel = panel
+    def __init__(self) -> None:
+        self.panels: dict[Path, Panel] = {}
+        """The runs that are open, by folder. They are held until the end: a purge and a new run refuse."""
+        self._held = ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        self._open: list[OpenQuestion] = []
-        self._taken: list[Future[None]] = []
+        self._stops: list[threading.Event] = []
         self._lock = threading.Lock()
 
-    def take(self, question: OpenQuestion) -> int:
-        """Take a question; return the number of those that are answered before it."""
+    def open(self, folder: Path) -> Panel:
+        """Open a run, unless it is open. Raise as `open_panel`. Free the models of the others: memory is measured."""
+        if folder not in self.panels:
+            self._free()
+            with ExitStack() as held:
+                held.enter_context(in_use(folder))
+                self.panels[folder] = panel = open_panel(folder, several=True)
+                for name, reason in panel.missing.items():
+                    notices.info("no %s: %s", name, reason)
+                self._held.enter_context(held.pop_all())
+        return self.panels[folder]
+
+    def panel(self, folder: Path) -> Panel:
+        """Return an open run; one that is not is opened after the answers that were asked for before."""
+        return self.panels.get(folder) or self._thread.submit(self.open, folder).result()
+
+    def take(self, panel: Panel, model: str, question: Question, emit: Emit) -> tuple[int, threading.Event]:
+        """Take a question to one model of a run.
+
+        Return the number of those that are answered before it, and the event to set once nobody waits any more.
+        """
+        stop = threading.Event()
         with self._lock:
-            ahead = len(self._open)
-            self._open.append(question)
-        self._taken = [*(one for one in self._taken if not one.done()), self._thread.submit(self._answer, question)]
-        return ahead
+            self._stops.append(stop)
+            self._thread.submit(self._answer, panel, model, question, emit, stop)
+            return len(self._stops) - 1, stop
 
     def close(self) -> None:
-        """Stop all answers and free the models."""
+        """Stop all answers, free the models, and let go of the runs."""
+        words = "msa-lite web ends after the step that is under way, such as the loading of a model"
+        timer = threading.Timer(_SOON, notices.info, [words])
+        timer.start()
         with self._lock:
-            for question in self._open:
-                question.stop.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if wait([one for one in self._taken if not one.cancelled()], _SOON).not_done:
-            notices.info("msa-lite web ends after the step that is under way, such as the loading of a model")
-        self._thread.shutdown()
-        self._panel.close()
+            for stop in self._stops:
+                stop.set()
+        self._thread.shutdown(cancel_futures=True)
+        timer.cancel()
+        self._free()
+        self._held.close()
 
-    def _answer(self, question: OpenQuestion) -> None:
+    def _free(self, other: Panel | None = None) -> None:
+        """Free the models of all runs but one."""
+        for panel in self.panels.values():
+            if panel is not other:
+                panel.close()
+
+    def _answer(self, panel: Panel, model: str, question: Question, emit: Emit, stop: threading.Event) -> None:
+        def tell(event: Mapping[str, Any]) -> None:
+            if stop.is_set():
+                raise NobodyWaits
+            emit(event)
+
+        def progress(label: str, done: float, total: float) -> None:
+            tell({"state": "answering" if done >= total else label})
+
         try:
-            for name in question.models:
-                self._answer_by(name, question)
+            tell({"state": "answering"})
+            self._free(panel)
+            start = time.monotonic()
+            text = panel.answer(model, question, progress, lambda text: tell({"text": text}))
+            emit({"answer": text, "seconds": time.monotonic() - start})
         except NobodyWaits:
             pass
         except Exception as error:  # the page shows it; the next question may do better
-            question.emit({"error": str(error) if isinstance(error, MsaError) else f"{type(error).__name__}: {error}"})
+            emit({"error": str(error) if isinstance(error, MsaError) else f"{type(error).__name__}: {error}"})
         finally:
             with self._lock:
-                self._open.remove(question)
-            question.emit(None)
-
-    def _answer_by(self, name: str, question: OpenQuestion) -> None:
-        """Hand on the answer of one model: its text after each token, and at the end the seconds that it took."""
-
-        def watch(text: str) -> None:
-            if question.stop.is_set():
-                raise NobodyWaits
-            question.emit({"model": name, "text": text})
-
-        def progress(label: str, done: float, total: float) -> None:
-            if question.stop.is_set():
-                raise NobodyWaits
-            question.emit({"model": name, "state": "answering" if done >= total else label})
-
-        question.emit({"model": name, "state": "answering"})
-        start = time.monotonic()
-        text = self._panel.answer(name, question.text, progress, watch, question.strengths)
-        question.emit({"model": name, "answer": text, "seconds": time.monotonic() - start})
+                self._stops.remove(stop)
+            emit(None)

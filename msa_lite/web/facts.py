@@ -14,12 +14,9 @@ from msa_lite.io.finished.seal import check_read
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
 from msa_lite.pipeline.verbs.ask import MergedPoints, Panel
-from msa_lite.report.run.choice import Choice, MetricsByName, Values
+from msa_lite.report.run.choice import Choice, load_tradeoff
 from msa_lite.report.run.provenance import PAGE_FILE, RECIPE_FILE
-from msa_lite.report.run.rows import ListedRow
 from msa_lite.report.run.story import Story, load_story
-from msa_lite.report.tables.metrics import METRICS
-from msa_lite.report.tables.reports import heading, metric_kind
 
 _MODELS = ("target", "unlearned", "ideal")
 _LEAST_RANGE = 2.0  # of a slider: stronger than nearly all choices
@@ -28,26 +25,26 @@ _LEAST_RANGE = 2.0  # of a slider: stronger than nearly all choices
 def page_facts(panel: Panel) -> dict[str, Any]:
     """Return all that the page of a run shows, ready for JSON. Raise FormatError for broken files of the run."""
     run = panel.run
-    story = load_story(run.folder)
+    story, known = load_story(run.folder), {*panel.names, *panel.missing}
     return {
+        "view": "ask",
         "name": run.folder.resolve().name,
+        "names": story.names,
+        "day": story.provenance.day,
         "outcome": story.outcome,
         "sentence": story.sentence,
-        "models": [{"name": name, "missing": panel.missing.get(name)} for name in _model_names(panel)],
+        "models": [{"name": name, "missing": panel.missing.get(name)} for name in _MODELS if name in known],
         "continues": panel.continues,
         "prompt": "" if panel.continues else panel.prompter.sentence,
         "tokens": run.recipe.max_new_tokens,
+        "takes_system": not panel.continues and panel.prompter.takes_system,
         "strengths": _strengths(panel.points, story.choice) | {"command": _command(run)} if panel.points else None,
         "fixed": panel.fixed,
-        "chart": story.choice and _chart(story.choice),
+        "chart": load_tradeoff(run.folder / "sweep", story.choice.values) if story.choice else None,
         "has_report": (run.folder / PAGE_FILE).is_file(),
         "attacks": story.attacks.headline() if story.attacks else None,
         **_rows(run, story),
     }
-
-
-def _model_names(panel: Panel) -> list[str]:
-    return [name for name in _MODELS if name in panel.names or name in panel.missing]
 
 
 def _strengths(points: MergedPoints, choice: Choice | None) -> dict[str, Any]:
@@ -73,33 +70,17 @@ def _command(run: RunFolder) -> dict[str, str]:
     return {"start": shlex.join(start), **keys}
 
 
-def _chart(choice: Choice) -> dict[str, Any] | None:
-    """Return the places of target, ideal and candidates: what each shows of the forget set and of the retain set."""
-    known = {name for c in choice.candidates for name, metric in c.metrics.items() if metric.value is not None}
-    pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
-    pair = next((pair for pair in pairs if known >= {*pair}), None)
-    if pair is None:
-        return None
-    marks: list[tuple[str, MetricsByName, Values | None]] = [("target", choice.target, None)]
-    marks += [("ideal", choice.ideal or {}, None)]
-    marks += [("chosen" if choice.is_chosen(c) else "candidate", c.metrics, c.values) for c in choice.candidates]
-    spots = []
-    for role, metrics, values in marks:
-        x, y = (metrics[name].value if name in metrics else None for name in pair)
-        if x is not None and y is not None:
-            spots.append({"role": role, "x": x, "y": y, "values": values and dict(values)})
-    return {"axes": [heading(name, metric_kind(name).higher_is_better) for name in pair], "spots": spots}
-
-
 def _rows(run: RunFolder, story: Story) -> dict[str, Any]:
     """Return the rows to forget with the answers of all models, failures first; or the reason why there are none."""
     try:
-        listed = forget_rows(run.folder)
+        listed, kinds = forget_rows(run.folder), _answer_kinds(run, story)
     except MsaError as error:
         return {"rows": [], "no_rows": str(error)}
-    kinds = _answer_kinds(run, story)
     return {
-        "rows": [_row(row, kinds.get(row.index)) for row in listed.rows],
+        "rows": [
+            *({**json_form(row), "set": "forget", "kind": kinds.get(row.index)} for row in listed.rows),
+            *({**json_form(row), "set": "retain"} for row in listed.lost or ()),
+        ],
         "failed": listed.counted,
         "headline": listed.headline,
         "remarks": listed.remarks,
@@ -107,16 +88,9 @@ def _rows(run: RunFolder, story: Story) -> dict[str, Any]:
     }
 
 
-def _row(row: ListedRow, kind: str | None) -> dict[str, Any]:
-    return {**json_form(row), "kind": kind}
-
-
 def _answer_kinds(run: RunFolder, story: Story) -> Mapping[int, str]:
     """Return what the unlearned model says on each row, where the run has collected that."""
     if not any(finding.kind == "says" for finding in story.evidence):
         return {}
-    path = run.folder / "evidence" / "says" / "unlearned.jsonl"
-    if not path.is_file():
-        return {}
-    check_read(path)
+    check_read(path := run.folder / "evidence" / "says" / "unlearned.jsonl")
     return {line["index"]: line["kind"] for line in read_objects(path, "index", "kind")}

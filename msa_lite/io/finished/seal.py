@@ -367,10 +367,20 @@ def in_use(folder: Path, alone: bool = False) -> Iterator[None]:
 
 def _readers(folder: int) -> str:
     """Return the processes that hold a folder with others, in brackets, where the system lists them (Linux)."""
-    locks = Path("/proc/locks")
-    held = rf"FLOCK +ADVISORY +READ +([1-9]\d*) +\S+:{os.fstat(folder).st_ino} "
-    numbers = re.findall(held, locks.read_text()) if locks.is_file() else []
+    numbers = _holders(os.fstat(folder).st_ino, "READ")
     return f" (process {', '.join(numbers)})" if numbers else ""
+
+
+def is_worked_in(folder: Path) -> bool:
+    """Check whether a process holds the lock in a folder, without taking it. False where the system lists no locks."""
+    return (folder / LOCK).is_file() and bool(_holders((folder / LOCK).stat().st_ino, "WRITE"))
+
+
+def _holders(inode: int, kind: str) -> list[str]:
+    """Return the processes that hold a file, where the system lists them (Linux)."""
+    locks = Path("/proc/locks")
+    held = rf"FLOCK +ADVISORY +{kind} +([1-9]\d*) +\S+:{inode} "
+    return re.findall(held, locks.read_text()) if locks.is_file() else []
 
 
 _UNFINISHED = (".partial", ".previous")

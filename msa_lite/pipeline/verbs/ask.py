@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,6 +79,25 @@ class MergedPoints:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A question, perhaps one that goes on with a conversation."""
+
+    text: str
+    """Bytes that are no UTF-8 come as surrogates, and are replaced."""
+    system: str = ""
+    """The system message, in the place of the run's; empty for that one."""
+    earlier: tuple[tuple[str, str], ...] = ()
+    """The earlier turns: what was asked, and what the model answered."""
+    tokens: int | None = None
+    """The most tokens of the answer; None for as many as the run's scores allow."""
+    strengths: Strengths | None = None
+    """Those of the unlearned model, in the place of the run's own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
+
+
+@dataclass(frozen=True)
 class Answers:
     """The answers of a run's models to one question."""
 
@@ -120,33 +139,22 @@ class Panel:
         """Return the names of the models that answer."""
         return list(self.sources)
 
-    def answer(
-        self,
-        name: str,
-        question: str,
-        progress: Progress = silent,
-        watch: Watch | None = None,
-        strengths: Strengths | None = None,
-    ) -> str:
-        """Return the greedy answer of one model. Raise UsageError for a question that is empty or too long.
+    def answer(self, name: str, question: Question, progress: Progress = silent, watch: Watch | None = None) -> str:
+        """Return the greedy answer of one model.
 
-        watch: is told of each token. strengths: of the unlearned model, in the place of the run's own. A model that
-        cannot be loaded raises FormatError, MismatchError or StageError.
+        watch: is told of each token. Raise UsageError for a question that is empty or too long, and for a system
+        message or earlier turns that the prompt has no place for. A model that cannot be loaded raises FormatError,
+        MismatchError or StageError.
         """
-        question = question.encode("utf-8", "replace").decode()  # bytes that are no UTF-8 come as surrogates
-        if not question.strip():
-            raise UsageError("the question is empty")
-        prompter = self.prompter
-        row = self.scored.get(question.strip()) or Row(0, question)
-        ids = encode_start(prompter.tokenizer, question) if self.continues else prompter.prompt(row)
+        ids, prompter = self._prompt(question), self.prompter
         try:  # `progress` may raise once a model is loaded
-            runner = self._runner(name, progress, strengths if name == _UNLEARNED else None)
+            runner = self._runner(name, progress, question.strengths if name == _UNLEARNED else None)
             if runner.window is not None and len(ids) >= runner.window:
                 raise UsageError(
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "
                     f"{runner.window}; ask a shorter one"
                 )
-            decoding = Decoding(self.run.recipe.max_new_tokens)
+            decoding = Decoding(question.tokens or self.run.recipe.max_new_tokens)
             told = watch and self._as_text(runner, watch)
             batches = generate(runner, prompter.tokenizer, [ids], decoding, end=prompter.end, watch=told)
             return prompter.reply(next(texts for batch in batches for _, texts in batch)[0])
@@ -154,9 +162,24 @@ class Panel:
             if not self.stays:
                 self.close()
 
+    def _prompt(self, question: Question) -> list[int]:
+        """Return the ids of a question in the run's prompt. Raise as `answer`."""
+        if not question.text.strip():
+            raise UsageError("the question is empty")
+        if self.continues and not question.earlier and not question.system:
+            return encode_start(self.prompter.tokenizer, question.text)
+        if self.continues or (question.system and not self.prompter.takes_system):
+            what = "this run is over texts, without system message and earlier turns"
+            raise UsageError(what if self.continues else "the target's chat template takes no system message")
+        row = self.scored.get((question.earlier[0][0] if question.earlier else question.text).strip()) or Row(0)
+        tools = replace(row.tools, steps="", call="") if question.earlier else row.tools  # those of the first question
+        earlier, system = (*row.earlier, *question.earlier), question.system or row.system
+        return self.prompter.prompt(replace(row, question=question.text, earlier=earlier, system=system, tools=tools))
+
     def answers(self, question: str, progress: Progress = silent) -> Answers:
         """Return the answers of all models. Raise as `answer`."""
-        return Answers(question, {name: self.answer(name, question, progress) for name in self.sources}, self.missing)
+        asked = Question(question)
+        return Answers(question, {name: self.answer(name, asked, progress) for name in self.sources}, self.missing)
 
     def close(self) -> None:
         """Free the memory of all models; the next question loads them again."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msa_lite.catalogue import BENCHMARKS
-from msa_lite.errors import FormatError
+from msa_lite.errors import FormatError, MsaError
 from msa_lite.io.files.reading import read_object
 from msa_lite.io.finished.seal import check_read
 from msa_lite.report.tables.formats import Cell, Section, TextTable, escape_markdown, markdown
+from msa_lite.report.tables.metrics import METRICS, metric_kind
 from msa_lite.report.tables.reports import Metric, heading, is_finite_number, metric_cell, number, reading, stage_report
 
 CHOICE_FILE = "choice.json"
@@ -35,6 +38,11 @@ MetricsByName = Mapping[str, Metric]
 def candidate_name(values: Values) -> str:
     """Return the name of a candidate's folder: `alpha-0.5_beta-1`; no two candidates share one."""
     return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
+
+
+def named_values(name: str) -> Values:
+    """Return the numbers in a candidate's name, as `candidate_name` writes them."""
+    return {key: float(value) for key, value in re.findall(r"(\w+?)-(-?[\d.]+(?:e[+-]?\d+)?)(?:_|$)", name)}
 
 
 def value_text(value: object) -> str:
@@ -185,6 +193,30 @@ def _load_candidate(folder: Path, line: Mapping[str, Any]) -> Candidate:
         bool(line["met"]),
         None if note is None else str(note),
     )
+
+
+def load_tradeoff(folder: Path, chosen: Values | None = None) -> dict[str, Any] | None:
+    """Return what target, ideal and each candidate show of the forget set and of the retain set, ready for JSON.
+
+    folder: a run's `sweep`, which may still be under way; what is moved meanwhile is left out. None where no pair of
+    metrics says it.
+    """
+    partial, models = folder.with_name(f"{folder.name}.partial"), dict[str, MetricsByName]()
+    for place in sorted((partial if partial.is_dir() else folder).glob("*")):
+        with suppress(MsaError):
+            models |= {place.name: report.metrics} if (report := stage_report(place)) else {}
+    points = {name: named_values(name) for name in models if name not in ("target", "ideal")}
+    known = {name for point in points for name, metric in models[point].items() if metric.value is not None}
+    pairs = [(kind.name, kind.partner) for kind in METRICS.values() if kind.partner]
+    pairs = [pair for pair in pairs if known >= {*pair}]
+    spots = []
+    for name, metrics in models.items() if pairs else ():
+        x, y = (metrics[axis].value if axis in metrics else None for axis in pairs[0])
+        role = "chosen" if points.get(name) == chosen else "candidate" if name in points else name
+        if x is not None and y is not None:
+            spots.append({"role": role, "x": x, "y": y, "values": points.get(name)})
+    axes = [heading(name, metric_kind(name).higher_is_better) for name in pairs[0]] if pairs else []
+    return {"axes": axes, "spots": spots} if spots else None
 
 
 def shown_metrics(choice: Choice) -> dict[str, int]:

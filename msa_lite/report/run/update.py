@@ -6,10 +6,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from msa_lite.errors import FormatError
 from msa_lite.io.files.reading import read_text
 from msa_lite.io.finished.seal import MANIFEST, check_read
 from msa_lite.report.tables.reports import is_finite_number, reading, stage_manifest
@@ -170,6 +172,17 @@ def load_fits(folder: Path, names: Collection[str] | None = None) -> dict[str, F
             with reading(place / MANIFEST):
                 fits[place.name] = _fit(manifest, _curve(place / _LOG))
     return fits
+
+
+def load_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, loss) of each fit of a run by name, finished or under way; some 300 steps of each."""
+    logs = [path for part in ("history/*", "vectors/*", "vectors/*/try-*") for path in folder.glob(f"{part}/{_LOG}")]
+    curves = {}
+    for path in sorted(logs):  # what is made anew comes after what it replaces
+        with suppress(FormatError):  # moved, or half written
+            steps = [(step, loss) for step, _, loss in _curve(path) if math.isfinite(loss)]
+            curves[path.relative_to(folder).parts[1].removesuffix(".partial")] = steps[:: max(1, len(steps) // 300)]
+    return curves
 
 
 def _fit(manifest: Mapping[str, Any], lines: list[tuple[int, float, float]]) -> Fit:

@@ -1,0 +1,54 @@
+// A run that is going on, looked at every two seconds; and the list of the runs in a folder.
+import { drawChart, drawLoss } from "./chart.js";
+import { address, byId, element, load, showTrouble, tell } from "./elements.js";
+
+const PAUSE = 2000; // milliseconds
+const line = (name, ...cells) => element("tr", name, ...cells.map((cell) => element("td", "", cell ?? "")));
+const clock = (at) => (at ? new Date(1000 * at).toLocaleString([], { dateStyle: "short", timeStyle: "medium" }) : "");
+const lasting = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`);
+
+export function showList({ runs }) {
+  tell("sentence", runs.length === 1 ? "One run." : `${runs.length} runs.`);
+  byId("runs").tBodies[0].replaceChildren(...runs.map(({ name, outcome, day, model, note }) => {
+    const link = Object.assign(element("a", "", name), { href: `?${new URLSearchParams({ run: name })}` });
+    return line("", link, outcome, day, model, note);
+  }));
+}
+
+export function watch(facts, former = {}) {
+  if (JSON.stringify(facts) !== JSON.stringify({ ...former, now: facts.now })) show(facts); // else a reader's marks stay
+  const again = () => load({ watch: "" }).then((next) => showTrouble() && next);
+  const wait = (error) => showTrouble(error) && facts; // a file may be in the middle of a change: the next look tells
+  setTimeout(async () => watch(await again().catch(wait), facts), PAUSE);
+}
+
+function show({ began, now, works, can_ask: canAsk, stages, losses, chart, command }) {
+  const isDone = (stage) => stage.done >= began;
+  const passed = stages.findLastIndex((stage) => isDone(stage) && stage.kind !== "attack"); // attacks have another order
+  const states = stages.map((stage, at) => {
+    if (stage.begun) return works ? "under way" : "stopped";
+    if (stage.done) return isDone(stage) ? "done" : "done before this start";
+    return at < passed ? "done, and removed" : "to do";
+  });
+  if (works && !states.includes("under way") && states.includes("to do")) states[states.indexOf("to do")] = "under way";
+  const ends = [began, ...stages.map(({ done }) => done)].filter(Boolean).sort((a, b) => a - b);
+  byId("stages").tBodies[0].replaceChildren(...stages.map(({ name, begun, done }, at) => {
+    const took = states[at] === "done" ? lasting(done - ends[ends.indexOf(done) - 1]) : "";
+    return line(states[at].replaceAll(" ", "-"), name, states[at], clock(begun || done), took);
+  }));
+  const current = stages[states.indexOf("under way")]?.name;
+  const goes = works ? "This run is going on" : canAsk ? "This run has ended" : "No process of this machine works on this run";
+  const count = `${states.filter((state) => state.startsWith("done")).length} of ${stages.length} stages are done`;
+  tell("sentence", `${goes}: ${count}${current ? `; under way: ${current}` : ""}.`);
+  const first = stages.length ? "" : " Models and data are prepared first; the list of stages comes then.";
+  tell("begun", `Begun ${clock(began)}, ${lasting(now - began)} ago.${first}`);
+  const [words, link] = byId("ended").children;
+  byId("ended").hidden = works && !canAsk;
+  words.textContent = canAsk ? (works ? "The model is there; attacks go on." : "The run has ended.") : `It goes on with: ${command}`;
+  Object.assign(link, { hidden: !canAsk, href: address("./") });
+  const curves = Object.entries(losses).filter(([, steps]) => steps.length > 1);
+  byId("losses").replaceChildren(...curves.map(([name, steps]) => drawLoss(name, steps)));
+  byId("losses").parentElement.hidden = !curves.length;
+  byId("points").parentElement.hidden = !chart;
+  if (chart) drawChart(byId("points"), chart);
+}
