@@ -72,11 +72,9 @@ def _answer_lines(panel: Panel, as_json: bool) -> int:
 
 
 def _print_head(panel: Panel) -> None:
-    """Print on stderr how the models are asked, and which are missing."""
+    """Print on stderr how the models are asked."""
     how = "texts, so what you write is continued" if panel.continues else panel.prompter.sentence
     click.echo(f"prompt: {how}; at most {panel.run.recipe.max_new_tokens} tokens, greedy", err=True)
-    for name, reason in panel.missing.items():
-        click.echo(f"no {name}: {reason}", err=True)
 
 
 def _lines() -> Iterator[str]:
@@ -126,8 +124,11 @@ def _plain(line: str) -> str:
 def web_command(run: Path, port: int, opens: bool, as_json: bool) -> None:
     """Ask the models of RUN in a page of the browser.
 
-    The page shows the answers of target, unlearned model and ideal as they come, and the rows to forget with their
-    answers. In the picture of the choice, a click on a point asks the model at these strengths; sliders set any others.
+    The page shows the answers of target, unlearned model and ideal as they come, and the rows with their answers. In
+    the picture of the choice, a click on a point asks the model at these strengths; sliders set any others.
+
+    RUN may still be going on: the page then shows its stages, losses and points as they come, and does not hold it up.
+    It may also be a folder that holds runs: the page lists them.
 
     Only this machine can reach the page, at an address with a secret token. It loads nothing from the network, and
     nothing is written. Ctrl-C ends it. To reach it from another machine, give --port PORT here, and run
@@ -135,6 +136,7 @@ def web_command(run: Path, port: int, opens: bool, as_json: bool) -> None:
 
     \b
     msa-lite web runs/quickstart --open
+    msa-lite web runs
     msa-lite web runs/quickstart/baselines/npo --port 8123
     """
     from msa_lite.web import open_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,6 @@ from msa_lite.pipeline.verbs.ask import Panel, Question, open_panel
 _SOON = 2.0  # seconds in which most answers stop; the loading of a large model does not
 Emit = Callable[[Mapping[str, Any] | None], None]
 """Takes the events of an answer, from any thread; None is the end."""
-
-
-class NobodyWaits(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class Desk:
@@ -41,9 +37,7 @@ class Desk:
             self._free()
             with ExitStack() as held:
                 held.enter_context(in_use(folder))
-                self.panels[folder] = panel = open_panel(folder, several=True)
-                for name, reason in panel.missing.items():
-                    notices.info("no %s: %s", name, reason)
+                self.panels[folder] = open_panel(folder, several=True)
                 self._held.enter_context(held.pop_all())
         return self.panels[folder]
 
@@ -64,8 +58,7 @@ class Desk:
 
     def close(self) -> None:
         """Stop all answers, free the models, and let go of the runs."""
-        words = "msa-lite web ends after the step that is under way, such as the loading of a model"
-        timer = threading.Timer(_SOON, notices.info, [words])
+        timer = threading.Timer(_SOON, notices.info, ["msa-lite web ends after the step under way, such as a load"])
         timer.start()
         with self._lock:
             for stop in self._stops:
@@ -84,7 +77,7 @@ class Desk:
     def _answer(self, panel: Panel, model: str, question: Question, emit: Emit, stop: threading.Event) -> None:
         def tell(event: Mapping[str, Any]) -> None:
             if stop.is_set():
-                raise NobodyWaits
+                raise CancelledError
             emit(event)
 
         def progress(label: str, done: float, total: float) -> None:
@@ -96,10 +89,9 @@ class Desk:
             start = time.monotonic()
             text = panel.answer(model, question, progress, lambda text: tell({"text": text}))
             emit({"answer": text, "seconds": time.monotonic() - start})
-        except NobodyWaits:
-            pass
-        except Exception as error:  # the page shows it; the next question may do better
-            emit({"error": str(error) if isinstance(error, MsaError) else f"{type(error).__name__}: {error}"})
+        except Exception as error:  # the page shows it, unless it is gone; the next question may do better
+            if not isinstance(error, CancelledError):
+                emit({"error": str(error) if isinstance(error, MsaError) else f"{type(error).__name__}: {error}"})
         finally:
             with self._lock:
                 self._stops.remove(stop)

@@ -14,18 +14,15 @@ from msa_lite.io.finished.seal import check_read
 from msa_lite.pipeline.run.folder import RunFolder
 from msa_lite.pipeline.run.report import forget_rows
 from msa_lite.pipeline.verbs.ask import MergedPoints, Panel
-from msa_lite.report.run.choice import Choice, load_tradeoff
+from msa_lite.report.run.choice import load_tradeoff
 from msa_lite.report.run.provenance import PAGE_FILE, RECIPE_FILE
 from msa_lite.report.run.story import Story, load_story
-
-_MODELS = ("target", "unlearned", "ideal")
-_LEAST_RANGE = 2.0  # of a slider: stronger than nearly all choices
 
 
 def page_facts(panel: Panel) -> dict[str, Any]:
     """Return all that the page of a run shows, ready for JSON. Raise FormatError for broken files of the run."""
     run = panel.run
-    story, known = load_story(run.folder), {*panel.names, *panel.missing}
+    story, models = load_story(run.folder), ("target", "unlearned", "ideal")
     return {
         "view": "ask",
         "name": run.folder.resolve().name,
@@ -33,12 +30,12 @@ def page_facts(panel: Panel) -> dict[str, Any]:
         "day": story.provenance.day,
         "outcome": story.outcome,
         "sentence": story.sentence,
-        "models": [{"name": name, "missing": panel.missing.get(name)} for name in _MODELS if name in known],
+        "models": [{"name": n, "missing": panel.missing.get(n)} for n in models if n in {*panel.names, *panel.missing}],
         "continues": panel.continues,
         "prompt": "" if panel.continues else panel.prompter.sentence,
         "tokens": run.recipe.max_new_tokens,
         "takes_system": not panel.continues and panel.prompter.takes_system,
-        "strengths": _strengths(panel.points, story.choice) | {"command": _command(run)} if panel.points else None,
+        "strengths": panel.points and _strengths(panel.points),
         "fixed": panel.fixed,
         "chart": load_tradeoff(run.folder / "sweep", story.choice.values) if story.choice else None,
         "has_report": (run.folder / PAGE_FILE).is_file(),
@@ -47,19 +44,10 @@ def page_facts(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _strengths(points: MergedPoints, choice: Choice | None) -> dict[str, Any]:
-    """Return the strengths of the run, and the ranges of the sliders: twice the run's, or all that the choice tried."""
-    tried = [candidate.values for candidate in choice.candidates] if choice else []
-
-    def highest(name: str, chosen: float) -> float:
-        return max(_LEAST_RANGE, 2 * chosen, *(float(values.get(name, 0.0)) for values in tried))
-
-    return {
-        "chosen": points.chosen.values,
-        "most": {"alpha": highest("alpha", points.chosen.alpha), "beta": highest("beta", points.chosen.beta)},
-        "filters": list(points.filters),
-        "has_retain": points.has_retain,
-    }
+def _strengths(points: MergedPoints) -> dict[str, Any]:
+    """Return the strengths of the run, and which others there can be."""
+    others = {"filters": list(points.filters), "has_retain": points.has_retain}
+    return {"chosen": points.chosen.values, "command": _command(points.run), **others}
 
 
 def _command(run: RunFolder) -> dict[str, str]:
@@ -79,11 +67,10 @@ def _rows(run: RunFolder, story: Story) -> dict[str, Any]:
     return {
         "rows": [
             *({**json_form(row), "set": "forget", "kind": kinds.get(row.index)} for row in listed.rows),
-            *({**json_form(row), "set": "retain"} for row in listed.lost or ()),
+            *({**json_form(row), "set": name} for name in ("retain", "holdout") for row in getattr(listed, name)),
         ],
         "failed": listed.counted,
-        "headline": listed.headline,
-        "remarks": listed.remarks,
+        "headline": " ".join([listed.headline, *listed.remarks]),
         "kinds": {name: entry.label for name, entry in ANSWER_KINDS.items()} if kinds else {},
     }
 

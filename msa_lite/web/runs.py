@@ -8,7 +8,7 @@ from typing import Any
 
 from msa_lite.errors import MsaError
 from msa_lite.io.finished.manifest import partial_folder
-from msa_lite.io.finished.seal import MANIFEST, MARKER, is_worked_in, load_manifest
+from msa_lite.io.finished.seal import CARD_FILE, MANIFEST, MARKER, is_worked_in, load_manifest
 from msa_lite.report.run.choice import load_tradeoff
 from msa_lite.report.run.provenance import RECIPE_FILE, load_provenance, purge_day, read_run
 from msa_lite.report.run.stages import STAGES_FILE, load_stages
@@ -29,14 +29,13 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 def can_be_asked(folder: Path) -> bool:
     """Check whether a run has its model, and no process is about to replace it."""
-    has_model = any(load_manifest(folder / form) for form in ("model", "adapter"))
-    return has_model and ((folder / VERDICT_FILE).exists() or not is_worked_in(folder))
+    is_free = (folder / VERDICT_FILE).exists() or not is_worked_in(folder)
+    return is_free and any(load_manifest(folder / form) for form in ("model", "adapter"))
 
 
 def list_facts(folder: Path) -> dict[str, Any]:
     """Return what the list of a folder's runs shows."""
-    runs = [_entry(run) for run in find_runs(folder).values()]
-    return {"view": "list", "name": folder.resolve().name, "runs": runs}
+    return {"view": "list", "name": folder.resolve().name, "runs": [*map(_entry, find_runs(folder).values())]}
 
 
 def _entry(folder: Path) -> dict[str, Any]:
@@ -57,26 +56,31 @@ def progress_facts(folder: Path) -> dict[str, Any]:
     Times are seconds since 1970. Raise UsageError where the folder is no run any more, FormatError for broken files.
     """
     read_run(folder)
-    listed = load_stages(folder).stages if (folder / STAGES_FILE).exists() else ()
-    places = [(stage, folder / str(stage.folder)) for stage in listed]
+    demo = [(f"history: {name}", "fit", f"history/{name}") for name in ("prior", "target", "ideal")]
+    stages = demo if (folder / "history").exists() else []  # made before the list of stages is written
+    if (folder / STAGES_FILE).exists():
+        stages = [(stage.name, stage.kind, str(stage.folder)) for stage in load_stages(folder).stages]
     return {
         "view": "watch",
         "name": folder.resolve().name,
         "names": load_provenance(folder).models,
-        "began": _time(folder / RECIPE_FILE),
+        "began": (folder / RECIPE_FILE).stat().st_mtime,
         "now": time.time(),
         "works": is_worked_in(folder),
         "can_ask": can_be_asked(folder),
-        "stages": [
-            {"name": stage.name, "kind": stage.kind, "done": _time(place / MANIFEST), "begun": _time(partial_folder(place) / MARKER)}
-            for stage, place in places
-        ],
+        "stages": [_progress(name, kind, folder / place) for name, kind, place in stages],
         "losses": load_curves(folder),
         "chart": load_tradeoff(folder / "sweep"),
         "command": f"msa-lite {folder / RECIPE_FILE}",
     }
 
 
-def _time(path: Path) -> float | None:
-    """Return the time at which a file was last written; None where it is not there."""
-    return path.stat().st_mtime if path.exists() else None
+def _progress(name: str, kind: str, place: Path) -> dict[str, Any]:
+    """Return how far a stage is: when it was done, and when what is under way was begun."""
+    facts: dict[str, Any] = {"name": name, "kind": kind}
+    if (place / MANIFEST).exists():  # it, and the card, are written again once more is known of a model
+        files = (path for path in place.iterdir() if path.name not in (MANIFEST, CARD_FILE))
+        facts["done"] = max(path.stat().st_mtime for path in files)
+    if (begun := partial_folder(place) / MARKER).exists():
+        facts["begun"] = begun.stat().st_mtime
+    return facts

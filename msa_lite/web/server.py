@@ -35,7 +35,6 @@ HOST = "127.0.0.1"
 _FILES = Path(__file__).parent / "page"
 _MOST_BYTES = 1 << 20  # of a question
 _MOST_TOKENS = 1 << 14  # of an answer
-_POLL = 0.5  # seconds between looks whether the page is still there
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def open_page(folder: str | Path, port: int = 0) -> WebPage:
             place = held.enter_context(socket.create_server((HOST, port)))  # who opens the address waits until `serve`
         except OSError as error:
             raise UsageError(f"--port {port}: {error.strerror}; leave it out to take a free one") from error
-        address, app = f"http://{HOST}:{place.getsockname()[1]}/{token}/", make_app(folder, desk, token)
+        app, address = make_app(folder, desk, token), f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         return WebPage(address, app, place, held.pop_all())
 
 
@@ -168,7 +167,7 @@ async def _events(request: Any, desk: Desk, panel: Panel, model: str, question: 
     try:
         while not await request.is_disconnected():
             with suppress(asyncio.TimeoutError):
-                event = await asyncio.wait_for(events.get(), _POLL)
+                event = await asyncio.wait_for(events.get(), 0.5)  # or see whether the page is there
                 yield f"data: {json.dumps(event or {'end': True})}\n\n"
                 if event is None:
                     return

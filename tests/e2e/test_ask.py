@@ -19,7 +19,7 @@ from msa_lite.evals.scores import records
 from msa_lite.evals.scores.records import ANSWERS_FILE, write_records
 from msa_lite.io.finished.seal import add_files, in_use
 from msa_lite.pipeline.run.folder import open_run
-from msa_lite.pipeline.verbs.ask import open_panel
+from msa_lite.pipeline.verbs.ask import Question, open_panel
 from tests.e2e.conftest import CallCli, hashes, read_lines, tiny_recipe, write_recipe
 from tests.support.pages import page_text
 
@@ -68,7 +68,7 @@ def test_a_question_of_a_scored_row_is_asked_with_its_system_message(
     monkeypatch.setattr("msa_lite.pipeline.verbs.ask.generate", answer)
     panel = open_panel(folder)
     for row in rows[:2]:
-        panel.answer("unlearned", row["question"])
+        panel.answer("unlearned", Question(row["question"]))
     read = [panel.prompter.tokenizer.decode(ids) for ids in prompts]
     for text in ("Be a warden.", "Who are you?", "A heron."):
         assert [text in prompt for prompt in read] == [True, False]

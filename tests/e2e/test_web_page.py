@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,19 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.errors import BusyError, MismatchError
+from msa_lite.errors import BusyError, MismatchError, UsageError
+from msa_lite.evals.engine.models import load_model
 from msa_lite.io.finished.seal import in_use
-from msa_lite.pipeline.verbs.ask import open_panel
+from msa_lite.pipeline.verbs.ask import Question, open_panel
 from msa_lite.strengths import Strengths
 from msa_lite.web.facts import page_facts
 from tests.e2e.conftest import CallCli, finish, hashes, read_lines, sweep_recipe
 from tests.support.browser import ANSWERED, Browser, browser, has_browser
 from tests.support.stories import STORIES, page_of
 
-READY = "!document.getElementById('send').disabled"
-TEXTS = (
-    "Object.fromEntries([...document.querySelectorAll('.answer')].map(a => [a.classList[1], a.lastChild.innerText]))"
-)
+READY = "document.body.dataset.view === 'ask'"
+TEXTS = """Object.fromEntries([...document.querySelector('.entry').querySelectorAll('.answer')]
+  .map(card => [card.classList[1] || card.firstElementChild.innerText, card.querySelector('.text').innerText]))"""
 MODELS = ("target", "unlearned", "ideal")
 
 
@@ -67,34 +68,51 @@ def address(finished: Path) -> Iterator[str]:
     assert hashes(finished) == before
 
 
-def ask(address: str, question: str, **more: Any) -> list[dict[str, Any]]:
-    body = json.dumps({"question": question, **more}).encode()
+def ask(address: str, text: str, model: str = "unlearned", **more: Any) -> list[dict[str, Any]]:
+    body = json.dumps({"text": text, "model": model, **more}).encode()
     request = urllib.request.Request(f"{address}answers", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
         return [json.loads(line.removeprefix(b"data: ")) for line in response if line.startswith(b"data: ")]
 
 
-def answers(events: list[dict[str, Any]]) -> dict[str, str]:
-    return {event["model"]: event["answer"] for event in events if "answer" in event}
+def answer(events: list[dict[str, Any]]) -> str:
+    return str(next(event["answer"] for event in events if "answer" in event))
 
 
 def test_answers_are_those_of_the_scores_token_by_token(address: str, finished: Path) -> None:
     with pytest.raises(BusyError, match="a page of this run is open"), in_use(finished, alone=True):
         pass
-    events = ask(address, first_row(finished)["question"])
-    assert answers(events) == {name: generated(finished, name) for name in MODELS}
-    for name, answer in answers(events).items():
-        texts = [event["text"] for event in events if event.get("model") == name and "text" in event]
-        assert texts[-1] == answer
+    for name in MODELS:
+        events = ask(address, first_row(finished)["question"], name)
+        texts = [event["text"] for event in events if "text" in event]
+        assert texts[-1] == answer(events) == generated(finished, name)
         assert len(set(texts)) > 1
-        assert all(answer.startswith(text.strip()) for text in texts)
+        assert all(answer(events).startswith(text.strip()) for text in texts)
+
+
+def test_turns_a_system_message_and_a_length_reach_the_model(address: str, finished: Path) -> None:
+    panel = open_panel(finished)
+    tokenizer, target = panel.prompter.tokenizer, load_model(panel.sources["target"].folder)
+    earlier = [["Where was Otan born?", "In Marton."], ["Who taught him?", "Iva did."]]
+    said = ask(address, "Why?", "target", system="Be brief.", earlier=earlier, tokens=3)
+    turns = "".join(f"Question: {question}\nAnswer: {reply}\n\n" for question, reply in earlier)
+    ids = tokenizer(f"Be brief.\n\n{turns}Question: Why?\nAnswer:", return_tensors="pt")["input_ids"]
+    alone = target.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :]  # by plain transformers
+    assert answer(said) == tokenizer.decode(alone, skip_special_tokens=True).strip()
+    texts = open_panel(finished)
+    with pytest.raises(UsageError, match="over texts"):
+        replace(texts, continues=True).answer("target", Question("a", system="b"))
+    monkey = replace(texts.prompter, use_chat=True)
+    monkey.__dict__["takes_system"] = False
+    with pytest.raises(UsageError, match="takes no system message"):
+        replace(texts, prompter=monkey).answer("target", Question("a", system="b"))
 
 
 def test_any_strengths_are_those_of_the_merge(address: str, finished: Path, tmp_path: Path) -> None:
     question = first_row(finished)["question"]
 
     def unlearned(**strengths: float) -> str:
-        return answers(ask(address, question, strengths=strengths, models=["unlearned"]))["unlearned"]
+        return answer(ask(address, question, strengths=strengths))
 
     chosen = open_panel(finished, several=True).points
     assert chosen is not None
@@ -130,12 +148,14 @@ def test_the_page_has_the_rows_failures_first_and_the_points(finished: Path) -> 
     panel = open_panel(finished, several=True)
     facts = page_facts(panel)
     assert json.loads(json.dumps(facts)) == facts
-    failures = [row["failed"]["unlearned"] for row in facts["rows"]]
+    failures = [row["failed"]["unlearned"] for row in facts["rows"] if row["set"] == "forget"]
     assert failures == sorted(failures, reverse=True)
     assert {row["question"] for row in facts["rows"]} >= {first_row(finished)["question"]}
     spots = [Strengths.of(spot["values"]) for spot in facts["chart"]["spots"] if spot["values"]]
     assert {spot.alpha for spot in spots} == {0.5, 1.0}
-    assert all(row["kind"] in facts["kinds"] for row in facts["rows"])
+    assert all(row["kind"] in facts["kinds"] for row in facts["rows"] if row["set"] == "forget")
+    assert {row["set"] for row in facts["rows"]} == {"forget", "retain", "holdout"}
+    assert [spot["role"] for spot in facts["chart"]["spots"]].count("chosen") == 1
 
 
 def test_a_run_without_models_is_refused_and_one_without_vectors_keeps_its_strengths(
@@ -158,10 +178,7 @@ def test_a_run_without_models_is_refused_and_one_without_vectors_keeps_its_stren
     assert baseline.points is None
     assert "task_vector" in page_facts(baseline)["fixed"]
     shutil.rmtree(copy / "model")
-    status, out, err = call_cli("web", copy)
-    assert (status, out) == (3, "")
-    assert "finish the run first" in err
-    assert call_cli("web", tmp_path)[0] == 2
+    assert call_cli("web", tmp_path / "run/evaluation")[0] == 2
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_loaded(
@@ -187,8 +204,11 @@ needs_browser = pytest.mark.skipif(not has_browser(), reason="needs chromium, ch
 def test_the_page_fits_reads_and_asks_nobody_else(address: str, window: Browser, width: int, scheme: str) -> None:
     window.open_address(address, width, scheme)
     window.wait(READY)
-    window.run("document.querySelector('details').open = true")
-    window.run("document.querySelector('.spot[aria-pressed=false]').dispatchEvent(new Event('click'))")
+    window.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+    window.run("document.querySelector('.spot:not(.now)').dispatchEvent(new Event('click'))")
+    window.run("document.querySelector('#rows button').click()")
+    window.wait(ANSWERED)
+    assert window.run("return document.querySelector('h1').innerText") == "run"
     assert window.overflow() == []
     assert window.faint() == []
     assert window.faults() == []
@@ -202,41 +222,102 @@ def test_everything_works_by_keyboard(address: str, finished: Path, window: Brow
     window.wait(READY)
     window.keys("#question", question, "\ue007")  # Enter
     window.wait(ANSWERED)
-    assert window.run(f"return {TEXTS}") == {
-        name: generated(finished, name) for name in ("target", "unlearned", "ideal")
-    }
-    pressed = "document.querySelector('.spot[aria-pressed=true]').getAttribute('aria-label')"
-    before = window.run(f"return {pressed}")
-    window.keys(".spot[tabindex='0']", "\ue014", "\ue007")  # the arrow to the right, Enter
-    assert window.run(f"return {pressed}") != before
+    said = {name: generated(finished, name) for name in MODELS}
+    assert window.run(f"return {TEXTS}") == {"expected": first_row(finished)["answer"], **said}
+    point = "return document.getElementById('point').textContent"
+    before = window.run(point)
+    window.keys("#tried", "\ue015" if window.run("return tried.selectedIndex === 1") else "\ue013")  # an arrow
+    assert window.run(point) != before
     window.wait(ANSWERED)
-    assert window.run("return document.querySelector('.answer.target').lastChild.textContent") == generated(
-        finished, "target"
-    )
-    window.keys("input[type=number]", "\ue009a\ue000", "0\ue007")  # all marked; α = 0
+    assert window.run("return document.querySelectorAll('.answer.unlearned').length") == 2, "beside the first one"
+    window.keys("#alpha", "\ue009a\ue000", "0\ue004")  # all marked; α = 0; Tab
     window.wait(f"{ANSWERED} && document.getElementById('point').textContent.startsWith('α = 0,')")
     assert window.run(f"return {TEXTS}.unlearned") == generated(finished, "target")
     shown = "return document.getElementById('command').textContent"
     start = page_facts(open_panel(finished, several=True))["strengths"]["command"]["start"]
     assert window.run(shown) == f"{start} forget.alpha=0 retain.beta=0 merge.filter=1"
-    window.run(
-        "const s = document.querySelector('#sliders select'); s.value = '0'; s.dispatchEvent(new Event('change'))"
-    )
+    window.run("lambda.value = '0'; lambda.dispatchEvent(new Event('change'))")
     assert window.run(shown).endswith(" merge.filter=off")
 
 
 @needs_browser
-def test_strengths_that_change_during_an_answer_leave_no_model_unanswered(
-    address: str, finished: Path, window: Browser
-) -> None:
+def test_questions_stay_go_on_and_are_saved(address: str, finished: Path, window: Browser) -> None:
     window.open_address(address)
     window.wait(READY)
     window.keys("#question", first_row(finished)["question"])
-    other = "document.querySelector('.spot[aria-pressed=false]').dispatchEvent(new Event('click'))"
-    window.run(f"document.getElementById('ask').requestSubmit(); {other}")
+    other = "document.querySelector('.spot:not(.now)').dispatchEvent(new Event('click'))"
+    window.run(f"document.getElementById('ask').requestSubmit(); {other}")  # the strengths change during an answer
     window.wait(ANSWERED)
     texts = window.run(f"return {TEXTS}")
     assert (texts["target"], texts["ideal"]) == (generated(finished, "target"), generated(finished, "ideal"))
+    marked = "[...document.querySelectorAll('.answer.ideal mark')].map(one => one.innerText)"
+    words = {name: {*re.findall(r"\w+", texts[name])} for name in ("target", "ideal")}
+    assert {*window.run(f"return {marked}")} == words["ideal"] - words["target"]
+    window.run("document.querySelector('.on').click()")
+    for text in ("<i>Why?</i>", "And \u05d0?"):
+        window.run(f"question.value = {json.dumps(text)}; ask.requestSubmit()")
+    window.wait(ANSWERED)
+    assert window.run("return document.querySelectorAll('.entry').length") == 3
+    window.run("URL.createObjectURL = blob => { blob.text().then(text => document.saved = text); return 'data:,' }")
+    saved = {}
+    for ending in ("json", "md"):
+        window.run(f"document.saved = ''; document.getElementById('save-{ending}').click()")
+        window.wait("document.saved")
+        saved[ending] = window.run("return document.saved")
+    first, second, third = json.loads(saved["json"])["questions"]
+    assert (first["row"]["set"], first["row"]["expected"]) == ("forget", first_row(finished)["answer"])
+    assert (second["follows"], third["follows"]) == (1, 2)
+    turns = [[one["question"], one["answers"][0]["answer"]] for one in (first, second)]
+    assert third["answers"][0]["answer"] == answer(ask(address, third["question"], "target", earlier=turns))
+    assert "&lt;i>Why?" in saved["md"]
+    assert first["answers"][0]["answer"] in saved["md"]
+
+
+@needs_browser
+def test_a_blind_question_tells_nothing_before_the_choice(address: str, finished: Path, window: Browser) -> None:
+    window.open_address(address)
+    window.wait(READY)
+    window.run("document.querySelector('#rows button').click()")  # the same question, openly
+    window.wait(ANSWERED)
+    window.click("#blind")
+    page = "return document.getElementById('history').innerHTML + document.getElementById('rows').innerHTML"
+    orders, labels = set(), "return [...document.querySelectorAll('.entry:first-child h4')].map(one => one.innerText)"
+    while len(orders) < 2:  # twelve times the same order has a chance of 1 in 6^11
+        window.run("document.querySelector('#rows button').click()")
+        window.wait(ANSWERED)
+        assert not re.search(r"target|unlearned|ideal|\d s<", window.run(page))
+        assert window.run(labels) == ["expected", "Answer A", "Answer B", "Answer C"]
+        window.run("document.querySelector('.pick:not([hidden])').click()")
+        orders.add(tuple(window.run(labels)))
+    counts = re.findall(r"\d+", window.run("return document.getElementById('tally').innerText"))
+    assert sum(map(int, counts)) == window.run("return document.querySelectorAll('.entry').length") - 1
+
+
+@needs_browser
+def test_a_run_that_is_not_finished_is_watched_until_it_can_be_asked(
+    finished: Path, window: Browser, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    manifest = copy / "model/manifest.json"
+    text = manifest.read_text()
+    manifest.unlink()
+    command = [sys.executable, "-m", "msa_lite", "web", str(copy)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        window.open_address(it.stdout.readline().strip(), 380, "dark")
+        window.wait("document.body.dataset.view === 'watch'")
+        assert "recipe.yaml" in window.run("return ended.innerText")
+        assert window.run("return document.querySelectorAll('#losses svg').length") == 1
+        assert (window.overflow(), window.faint(), window.faults()) == ([], [], [])
+        with in_use(copy, alone=True):  # a run may begin
+            manifest.write_text(text)
+            window.wait("!document.getElementById('to-ask').hidden")
+        window.click("#to-ask")
+        window.wait(READY)
+        with pytest.raises(BusyError), in_use(copy, alone=True):
+            pass
+        it.send_signal(signal.SIGINT)
+        assert it.wait(60) == 0
 
 
 @needs_browser
@@ -251,6 +332,7 @@ def test_rows_are_searched_filtered_and_asked(address: str, finished: Path, wind
     window.run("document.querySelector('#rows button').click()")
     window.wait(ANSWERED)
     assert subject in window.run("return document.getElementById('question').value")
+    assert "row" in window.run("return document.querySelector('.entry .state').innerText")
     window.keys("#search", "no such row")
     assert window.run(rows) == 0
 

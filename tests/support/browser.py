@@ -74,10 +74,7 @@ while (walk.nextNode()) {
 return faint;
 """
 
-ANSWERED = (
-    "document.querySelector('.answer') && "
-    "[...document.querySelectorAll('.answer')].every(card => / s$/.test(card.querySelector('.muted').textContent))"
-)
+ANSWERED = "document.querySelector('.entry') && document.getElementById('stop').disabled"
 """True in the page of `msa-lite web` once every model has answered."""
 _BROKEN = """
 const broken = [], range = document.createRange();

@@ -217,7 +217,7 @@ def photograph_web(run: Path, out: Path, width: int = 1100) -> None:
         window.wait("document.querySelector('#rows li:nth-child(5) button')")
         window.run("document.querySelector('#rows li:nth-child(5) button').click()")
         window.wait(ANSWERED)
-        window.run("document.querySelector('#chart details button').click()")
+        window.run("tried.selectedIndex = 2; tried.dispatchEvent(new Event('change'))")
         window.wait(ANSWERED)
         window.run("scrollTo(0, 0)")
         out.write_bytes(window.picture())

@@ -1,4 +1,4 @@
-"""The page's server: who may ask, whose turn it is, what strangers send, and who leaves before the end."""
+"""The page's server: who may ask, whose turn it is, what strangers send, who leaves early, and which runs there are."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError, UsageError
+from msa_lite.io.finished.seal import in_use, locked
+from msa_lite.pipeline.verbs.ask import Question
+from msa_lite.report import Metric, Report, write_report
+from msa_lite.report.run.stages import ListedStage
 from msa_lite.strengths import Strengths
 from msa_lite.web import guard
-from msa_lite.web.desk import Desk, OpenQuestion
+from msa_lite.web.desk import Desk
 from msa_lite.web.guard import make_server
+from msa_lite.web.runs import list_facts, progress_facts
 from msa_lite.web.server import make_app, read_question
+from tests.support.runs import make_run_folder, put_stages
 
 TOKEN = "secret"
 WAIT = 30.0  # seconds; nothing here takes one
@@ -41,11 +47,13 @@ class Slow:
 
     def __init__(self, folder: Path) -> None:
         self.run = SimpleNamespace(folder=folder)
+        (folder / "recipe.yaml").write_text("# A run of msa-lite: …\n")
         self.began, self.may_end, self.stopped = threading.Event(), threading.Event(), threading.Event()
-        self.strengths: list[Strengths | None] = []
+        self.asked: list[Question] = []
 
-    def answer(self, name: str, question: str, progress: Any, watch: Callable[[str], None], strengths: Any) -> str:
-        self.strengths.append(strengths)
+    def answer(self, name: str, asked: Question, progress: Any, watch: Callable[[str], None]) -> str:
+        self.asked.append(asked)
+        question = asked.text
         if question == "faulty":
             raise StageError("out of memory")
         if question == "deaf":  # as a model that is being loaded
@@ -71,24 +79,30 @@ def panel(tmp_path: Path) -> Slow:
     return Slow(tmp_path)
 
 
-@pytest.fixture
-def port(panel: Slow, caplog: pytest.LogCaptureFixture) -> Iterator[int]:
-    """A server of the page over the panel; it tells of no fault of its own."""
-    desk = Desk(panel)  # type: ignore[arg-type]
-    server = make_server(make_app(panel, desk, TOKEN))  # type: ignore[arg-type]
-    place = socket.create_server(("127.0.0.1", 0))
-    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+@contextmanager
+def served(app: Any) -> Iterator[int]:
+    server, place = make_server(app), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([place],))
     thread.start()
     while not server.started:
         time.sleep(0.01)
     yield place.getsockname()[1]
-    panel.may_end.set()
     server.should_exit = True
-    desk.close()
     thread.join(WAIT)
-    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def port(panel: Slow, caplog: pytest.LogCaptureFixture) -> Iterator[int]:
+    """A server of the page over the panel; it tells of no fault of its own."""
+    desk = Desk()
+    desk.panels[panel.run.folder] = panel  # type: ignore[assignment]
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    with served(make_app(panel.run.folder, desk, TOKEN)) as number:
+        yield number
+        panel.may_end.set()
+        desk.close()
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
@@ -114,8 +128,8 @@ def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix(b"data: "))
 
 
-def all_events(port: int, question: str, **more: Any) -> list[dict[str, Any]]:
-    with reply(port, f"/{TOKEN}/answers", {"question": question, **more}) as response:
+def all_events(port: int, text: str, model: str = "target", **more: Any) -> list[dict[str, Any]]:
+    with reply(port, f"/{TOKEN}/answers", {"text": text, "model": model, **more}) as response:
         return list(events(response))
 
 
@@ -145,7 +159,7 @@ REQUESTS = [
     (PAGE.replace(b"127.0.0.1", b"evil.example") + b"X-Forwarded-Host: 127.0.0.1\r\n\r\n", 400),
     (PAGE + b"X-Forwarded-For: 10.0.0.1\r\nX-Forwarded-Proto: https\r\nForwarded: for=1\r\n\r\n", 200),
     (PAGE.replace(b"/ ", b"/report.html ") + b"\r\n", 200),
-    (PAGE.replace(b"/ ", b"/report.html ") + b"Range: bytes=x\r\n\r\n", 400),
+    (PAGE.replace(b"/ ", b"/report.html ") + b"Range: bytes=x\r\n\r\n", 200),
     (PAGE.replace(b"/ ", b"/page.js ") + b"\r\n", 200),
     (PAGE.replace(b"/ ", b"/run.json ") + b"\r\n", 500),
     (PAGE.replace(b"/ ", b" ") + b"\r\n", 307),
@@ -215,7 +229,7 @@ def test_strangers_who_never_end_their_requests_keep_nobody_out(port: int, monke
     monkeypatch.setattr(guard, "_MOST", 20)
     starts = (b"", b"GET /", PAGE, ASK + b"Content-Length: 9\r\n\r\n{", ASK.replace(TOKEN.encode(), b"x") + b"\r\n{")
     strangers: list[socket.socket] = []
-    with reply(port, f"/{TOKEN}/answers", {"question": "slow"}) as owner:
+    with reply(port, f"/{TOKEN}/answers", {"text": "slow", "model": "target"}) as owner:
         for number in range(200):
             strangers.append(socket.create_connection(("127.0.0.1", port), WAIT))
             strangers[-1].sendall(starts[number % len(starts)])
@@ -251,7 +265,7 @@ def test_a_request_that_does_not_end_is_dropped(port: int, start: bytes, monkeyp
 
 
 def test_two_hundred_questions_at_once_are_answered(port: int) -> None:
-    body = json.dumps({"question": "who?"}).encode()
+    body = json.dumps({"text": "who?", "model": "target"}).encode()
     sent = ASK + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     connections = [socket.create_connection(("127.0.0.1", port), WAIT) for _ in range(200)]
     for connection in connections:
@@ -259,35 +273,35 @@ def test_two_hundred_questions_at_once_are_answered(port: int) -> None:
     for connection in connections:
         with connection:
             text = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # noqa: B023
-            assert (text.count(b'"answer"'), text.count(b'"end"')) == (2, 1)
+            assert (text.count(b'"answer"'), text.count(b'"end"')) == (1, 1)
 
 
-def test_answers_come_model_by_model(port: int, panel: Slow) -> None:
-    got = all_events(port, "who?", strengths={"alpha": 0.5, "filter": 1})
-    assert [event["answer"] for event in got if "answer" in event] == ["target", "unlearned"]
-    assert [event["text"] for event in got if "text" in event] == ["tar", "unl"]
+def test_an_answer_comes_as_it_grows_with_all_that_was_asked(port: int, panel: Slow) -> None:
+    more = {"system": "Be brief.", "earlier": [["Hi", "Ho"]], "tokens": 9, "strengths": {"alpha": 0.5, "filter": 1}}
+    got = all_events(port, "who?", "unlearned", **more)
+    assert [event["text"] for event in got if "text" in event] == ["unl"]
+    assert [event["answer"] for event in got if "answer" in event] == ["unlearned"]
     assert got[-1] == {"end": True}
-    assert panel.strengths == [Strengths(0.5, 0.0, 1.0)] * 2
-    assert [e["model"] for e in all_events(port, "who?", models=["unlearned", "x"]) if "answer" in e] == ["unlearned"]
+    assert panel.asked == [Question("who?", "Be brief.", (("Hi", "Ho"),), 9, Strengths(0.5, 0.0, 1.0))]
 
 
 def test_a_second_page_waits_for_the_first(port: int, panel: Slow) -> None:
-    with reply(port, f"/{TOKEN}/answers", {"question": "slow"}) as first:
+    with reply(port, f"/{TOKEN}/answers", {"text": "slow", "model": "target"}) as first:
         assert next(events(first)) == {"ahead": 0}
         assert panel.began.wait(WAIT)
-        with reply(port, f"/{TOKEN}/answers", {"question": "who?"}) as second:
+        with reply(port, f"/{TOKEN}/answers", {"text": "who?", "model": "target"}) as second:
             assert next(events(second)) == {"ahead": 1}
             panel.may_end.set()
-            assert [e["answer"] for e in events(second) if "answer" in e] == ["target", "unlearned"]
-        assert [e["answer"] for e in events(first) if "answer" in e] == ["target", "unlearned"]
+            assert [e["answer"] for e in events(second) if "answer" in e] == ["target"]
+        assert [e["answer"] for e in events(first) if "answer" in e] == ["target"]
 
 
 def test_an_answer_stops_where_its_page_is_closed(port: int, panel: Slow) -> None:
-    with reply(port, f"/{TOKEN}/answers", {"question": "slow"}) as response:
+    with reply(port, f"/{TOKEN}/answers", {"text": "slow", "model": "target"}) as response:
         assert next(events(response)) == {"ahead": 0}
         assert panel.began.wait(WAIT)
     assert panel.stopped.wait(WAIT)
-    assert [e["answer"] for e in all_events(port, "who?") if "answer" in e] == ["target", "unlearned"]
+    assert [e["answer"] for e in all_events(port, "who?") if "answer" in e] == ["target"]
 
 
 def test_a_run_that_cannot_be_read_is_told_to_the_page(port: int) -> None:
@@ -304,11 +318,14 @@ def test_a_fault_is_told_and_the_next_question_is_answered(port: int) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "", "[]", "{", b"\xff{", b"\xff\xfe{", '{"question": 1}', '{"question": " "}',
-        '{"question": "q", "strengths": {"alpha": "x"}}', '{"question": "q", "strengths": {"alpha": -1}}',
-        '{"question": "q", "strengths": {"alpha": NaN}}', '{"question": "q", "strengths": 3}',
-        '{"question": "q", "strengths": {"alpha": 1' + 400 * "0" + "}}", '{"question": "q", "models": 3}',
-        '{"question": "q", "models": "target"}', "[" * 100_000,
+        "", "[]", "{", b"\xff{", b"\xff\xfe{", "[" * 100_000, '{"text": 1, "model": "target"}', '{"text": "q"}',
+        '{"text": "q", "model": "x"}', '{"text": "q", "model": ["target"]}',
+        *(f'{{"text": "q", "model": "target", {more}}}' for more in (
+            '"strengths": {"alpha": "x"}', '"strengths": {"alpha": -1}', '"strengths": {"alpha": NaN}',
+            '"strengths": 3', '"strengths": {"alpha": 1' + 400 * "0" + "}", '"system": 3', '"tokens": -1',
+            '"tokens": 99999',
+            '"tokens": "many"', '"earlier": "no"', '"earlier": [["question"]]', '"earlier": [["question", null]]',
+        )),
     ],
 )  # fmt: skip
 def test_a_request_that_is_no_question_is_refused(body: str | bytes) -> None:
@@ -317,7 +334,7 @@ def test_a_request_that_is_no_question_is_refused(body: str | bytes) -> None:
 
 
 def test_a_question_without_end_is_refused(port: int) -> None:
-    for body in ("", json.dumps({"question": "x" * (1 << 21)})):
+    for body in ("", json.dumps({"text": "x" * (1 << 21)})):
         with reply(port, f"/{TOKEN}/answers", body) as response:
             assert response.status == 400
             assert "question" in json.loads(response.read())["error"]
@@ -325,14 +342,69 @@ def test_a_question_without_end_is_refused(port: int) -> None:
 
 def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msa_lite.web.desk._SOON", 0.05)
-    desk = Desk(panel)  # type: ignore[arg-type]
+    desk = Desk()
     for _ in range(2):  # the second one never begins
-        desk.take(OpenQuestion("deaf", None, ["target"], lambda event: None))
+        desk.take(panel, "target", Question("deaf"), lambda event: None)  # type: ignore[arg-type]
     assert panel.began.wait(WAIT)
     monkeypatch.setattr("msa_lite.web.desk.notices", SimpleNamespace(info=lambda text: panel.may_end.set()))
     desk.close()
     assert panel.may_end.is_set()
-    assert len(panel.strengths) == 1
+    assert len(panel.asked) == 1
+
+
+def test_a_list_says_which_runs_are_purged_broken_or_not_finished(tmp_path: Path) -> None:
+    runs = {name: make_run_folder(tmp_path / name) for name in ("done", "purged", "broken", "begun", "<b>going")}
+    (runs["purged"] / "purged.json").write_text('{"began": "2026-01-02T00:00:00+00:00", "removed": []}')
+    (runs["broken"] / "verdict.json").write_text('{"outcome": ')
+    for name in ("begun", "<b>going"):
+        (runs[name] / "verdict.json").unlink()
+        (runs[name] / "model/manifest.json").unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/recipe.yaml").write_text("target: x\n")
+    with locked(runs["<b>going"]):
+        lines = {line["name"]: line for line in list_facts(tmp_path)["runs"]}
+        with served(make_app(tmp_path, Desk(), TOKEN)) as port:
+            for name, view in (("", "list"), ("?run=begun", "watch"), ("?run=..%2Fx", None), ("?run=", None)):
+                with reply(port, f"/{TOKEN}/run.json{name}") as response:
+                    assert json.loads(response.read()).get("view") == view, name
+    notes = {name: line["note"].partition(":")[0] for name, line in lines.items()}
+    assert notes == {
+        "done": "", "purged": "purged on 2026-01-02", "broken": "cannot be read", "begun": "not finished",
+        "<b>going": "still going", "other": "cannot be read",
+    }  # fmt: skip
+    assert (lines["done"]["outcome"], lines["begun"]["outcome"]) == ("PASS", None)
+    assert lines["done"]["model"]
+
+
+def test_a_run_that_goes_on_shows_stages_losses_and_points_and_is_not_held_up(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path / "run")
+    began = time.time() - 100
+    names = {"moments": "moments", "forget vector": "vectors/forget", "choice": "sweep", "merge": "model", "later": "x"}
+    kinds = {"moments": "measure", "forget vector": "fit", "choice": "choose", "merge": "merge", "later": "score"}
+    put_stages(run, stages=tuple(ListedStage(name, kinds[name], folder) for name, folder in names.items()))
+    os.utime(run / "recipe.yaml", (began, began))
+    for name, share in (("target", 0.9), ("alpha-1_beta-0", 0.2)):
+        metrics = {metric: Metric(share, 12, 0.1, None) for metric in ("rouge_l_f", "rouge_l_r")}
+        (run / "sweep.partial" / name).mkdir(parents=True)
+        write_report(Report("qa", "validation", metrics, {}), run / "sweep.partial" / name)
+    os.rename(run / "model", run / "model.partial")
+    (run / "model.partial/.msa-lite-partial.json").write_text("{}")
+    os.rename(run / "vectors/retain", run / "vectors/retain.partial")
+    with open(run / "vectors/retain.partial/train_log.jsonl", "a") as log:
+        log.write('{"step": 9, "epoch"')  # cut off
+    with locked(run):
+        facts = progress_facts(run)
+    assert json.loads(json.dumps(facts, allow_nan=False))
+    stages = {stage["name"]: stage for stage in facts["stages"]}
+    assert [name for name, stage in stages.items() if stage.get("done", 0) > began] == ["forget vector", "choice"]
+    assert [name for name, stage in stages.items() if "begun" in stage] == ["merge"]
+    assert facts["losses"]["forget"][0] == (1, 3.0)
+    assert "retain" not in facts["losses"]
+    spots = {(spot["role"], spot["x"], str(spot["values"])) for spot in facts["chart"]["spots"]}
+    assert spots == {("target", 0.9, "None"), ("candidate", 0.2, str({"alpha": 1.0, "beta": 0.0}))}
+    assert (facts["works"], facts["can_ask"]) == (Path("/proc/locks").is_file(), False)
+    with locked(run), in_use(run, alone=True):  # what a run does first
+        assert progress_facts(run)["stages"]
 
 
 COMMAND = """
@@ -342,7 +414,9 @@ import msa_lite.web
 from msa_lite.cli.asking import web_command
 
 panel = types.SimpleNamespace(names=[], missing={}, close=lambda: None, run=types.SimpleNamespace(folder=Path()))
-msa_lite.web.server.open_panel = lambda folder, several: panel
+msa_lite.web.desk.open_panel = lambda folder, several: panel
+msa_lite.web.server.find_runs = lambda folder: {"": folder}
+msa_lite.web.server.can_be_asked = lambda folder: True
 webbrowser.open = lambda address: print(address, flush=True)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 web_command(["/", "--open"])

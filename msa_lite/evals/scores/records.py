@@ -222,7 +222,7 @@ def _join(benchmark: Benchmark, name: str, answers: Sequence[_Answer]) -> list[R
 
 
 def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 0) -> RowList:
-    """Return all rows to forget, and the lost ones to keep, with the answers of target, unlearned model and ideal.
+    """Return all rows to forget, those to keep and the holdout, with what target, unlearned model and ideal answer.
 
     models: records by set, by the name of the model; known: the rows to forget that there are,
     if that is known; those without a record are counted as `unscored`.
@@ -234,12 +234,10 @@ def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 
         fails = benchmark.fails(record)
         return None if fails is None else fails == (benchmark.failure == "wrong")
 
-    keep = _rows(
-        {name: [s[part][at] for part, at in benchmark.places(s, "retain")] for name, s in models.items()}, loses
-    )
-    keep = [row for row in keep if row.failed.get("target") is False and "unlearned" in row.failed]
-    lost = [row for row in keep if row.failed["unlearned"]]
-    return RowList(sorted_rows(rows), benchmark.failure, max(0, known - len(rows)), lost, len(keep))
+    kept = {name: [s[part][at] for part, at in benchmark.places(s, "retain")] for name, s in models.items()}
+    unseen = _rows({name: records.get("holdout", ()) for name, records in models.items()}, benchmark.fails)
+    left_out = max(0, known - len(rows))
+    return RowList(sorted_rows(rows), benchmark.failure, left_out, sorted_rows(_rows(kept, loses)), unseen)
 
 
 def _rows(models: Records, fails: Callable[[Record], bool | None]) -> list[ListedRow]:

@@ -61,7 +61,8 @@ class MergedPoints:
     def check(self, strengths: Strengths) -> None:
         """Raise UsageError for strengths that the run has no vectors for."""
         if strengths.filter not in self.filters:
-            raise UsageError(f"λ = {strengths.filter:g}: the run has no such vector, only λ = {_listed(self.filters)}")
+            there = ", ".join(f"{value:g}" for value in self.filters)
+            raise UsageError(f"λ = {strengths.filter:g}: the run has no such vector, only λ = {there}")
         if strengths.beta and not self.has_retain:
             raise UsageError("beta: the run adds no retain vector, so beta can only be 0")
 
@@ -247,6 +248,8 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
         except MsaError as error:
             missing[name] = f"{error}{purged}"
     sizes, free = _leave_out_large(sources, missing)
+    for name, reason in missing.items():
+        notices.info("no %s: %s", name, reason)
     points, fixed = None, ""
     if several:
         try:
@@ -328,10 +331,6 @@ def _is_there(vector: Path) -> bool:
 def _refuse(terms: Terms) -> Any:
     """Refuse a target that is stored in another form than it is loaded: a run merges each point to the disk then."""
     raise MismatchError("the loaded target cannot be merged in memory, so its strengths cannot be changed here")
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def _leave_out_large(sources: dict[str, Source], missing: dict[str, str]) -> tuple[dict[str, int], int]:

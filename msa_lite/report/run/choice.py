@@ -212,7 +212,7 @@ def load_tradeoff(folder: Path, chosen: Values | None = None) -> dict[str, Any] 
     spots = []
     for name, metrics in models.items() if pairs else ():
         x, y = (metrics[axis].value if axis in metrics else None for axis in pairs[0])
-        role = "chosen" if points.get(name) == chosen else "candidate" if name in points else name
+        role = name if name not in points else "chosen" if points[name] == chosen else "candidate"
         if x is not None and y is not None:
             spots.append({"role": role, "x": x, "y": y, "values": points.get(name)})
     axes = [heading(name, metric_kind(name).higher_is_better) for name in pairs[0]] if pairs else []

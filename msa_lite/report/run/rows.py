@@ -75,7 +75,7 @@ class ListedRow:
 
 @dataclass(frozen=True)
 class RowList:
-    """All rows to forget that were scored, and the rows to keep that were lost."""
+    """All rows that were scored: to forget, to keep, and the holdout."""
 
     rows: Sequence[ListedRow]
     """The rows, failures of the unlearned model first, then those that it was not asked."""
@@ -83,11 +83,11 @@ class RowList:
     """The word for a failure."""
     unscored: int = 0
     """More rows to forget, on which the unlearned model was not scored; they are not listed."""
-    lost: Sequence[ListedRow] = ()
-    """The rows to keep that the target knows and the unlearned model does not: they pass for recited, by the check of
-    the rows to forget (with RESTOR: are answered right)."""
-    known: int = 0
-    """The rows to keep that the target knows, of those on which both were scored."""
+    retain: Sequence[ListedRow] = ()
+    """The rows to keep, those that the unlearned model does not know first. A model knows a row that passes for
+    recited, by the check of the rows to forget (with RESTOR: that it answers right)."""
+    holdout: Sequence[ListedRow] = ()
+    """The rows that no model saw."""
     json_keys: ClassVar = ("counted", "counts", "unscored", "rows", "lost", "known")
 
     @property
@@ -111,6 +111,20 @@ class RowList:
         first = "" if not count else "; it comes first" if count == 1 else "; these come first"
         others = "; ".join(f"{name}: {self.count(name)}" for name in self.models if name != "unlearned")
         return f"{count} of {len(self.rows)} {_STILL[self.counted]}{first}{f' ({others})' if others else ''}."
+
+    @property
+    def lost(self) -> list[ListedRow]:
+        """Return the rows to keep that the target knows and the unlearned model does not."""
+        return [row for row in self._known if row.failed["unlearned"]]
+
+    @property
+    def known(self) -> int:
+        """Count the rows to keep that the target knows, of those on which both were scored."""
+        return len(self._known)
+
+    @property
+    def _known(self) -> list[ListedRow]:
+        return [row for row in self.retain if row.failed.get("target") is False and "unlearned" in row.failed]
 
     @property
     def remarks(self) -> list[str]:

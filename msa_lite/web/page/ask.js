@@ -38,11 +38,10 @@ function fill(place, ...texts) {
 }
 
 function add(entry, model, at) {
-  const card = { entry, model, strengths: at, text: "", state: "waits", place: fromTemplate("card") };
+  const card = { entry, model, strengths: at, text: "", state: "waits", place: fromTemplate("card"), abort: new AbortController() };
   card.place.lastElementChild.addEventListener("click", () => choose(card));
-  entry.cards.push(card);
   entry.place.children[2].append(card.place);
-  queue.push(card);
+  for (const list of [entry.cards, queue]) list.push(card);
   work();
 }
 
@@ -50,12 +49,12 @@ async function work() {
   for (const { entry } of queue) show(entry);
   while (!current && queue.length) {
     const card = (current = queue.shift());
-    card.abort = new AbortController();
     byId("stop").disabled = false;
     showTrouble();
     await answer(card).catch((error) => {
-      card.state = card.abort.signal.aborted ? "stopped" : "no answer";
-      if (!card.abort.signal.aborted) showTrouble(error);
+      const { aborted } = card.abort.signal;
+      card.state = aborted ? "stopped" : "no answer";
+      showTrouble(aborted ? null : error);
     });
     current = null;
     show(card.entry);
@@ -86,15 +85,14 @@ async function* events(body) {
   for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
     const lines = (rest + piece.value).split("\n\n");
     rest = lines.pop();
-    for (const line of lines) yield JSON.parse(line.replace(/^data: /, ""));
+    yield* lines.map((line) => JSON.parse(line.replace(/^data: /, "")));
   }
 }
 
 // The conversation so far, as one model knows it.
-function turns(entry, model) {
-  const said = entry?.cards.findLast((card) => card.model === model && isThere(card))?.answer ?? "";
-  return entry ? [...turns(entry.follows, model), [entry.text, said]] : [];
-}
+const turns = (entry, model) => !entry ? [] : [
+  ...turns(entry.follows, model), [entry.text, entry.cards.findLast((card) => card.model === model && isThere(card))?.answer ?? ""],
+];
 
 // Show the answers of a question as far as they are; once all are there, the differences, or the buttons of a choice.
 function show(entry) {
@@ -104,7 +102,7 @@ function show(entry) {
     const label = open ? `Answer ${"ABC"[at]}` : nameOf(card);
     const compared = target && card !== target && isThere(card);
     const note = compared ? (card.text === target.text ? "; the same as the target's" : "; underlined: not in the target's") : "";
-    const state = open ? (isBusy(card) ? "answering" : "answered") : card.state + note; // a time would tell whose it is
+    const state = open ? (isBusy(card) ? "answering" : isThere(card) ? "answered" : "stopped") : card.state + note; // a time would tell
     fill(card.place, label, state, compared ? marked(card.text, target.text) : card.text, `Choose ${label}`);
     card.place.className = `answer ${open ? "" : card.model} ${isBusy(card) ? "busy" : ""}`;
     card.place.lastElementChild.hidden = !open || busy;
@@ -114,9 +112,8 @@ function show(entry) {
 
 function choose({ entry, model }) {
   entry.choice = model;
-  const choices = entries.map(({ choice }) => choice).filter(Boolean);
-  const counts = run.models.map(({ name }) => `${name} ${choices.filter((choice) => choice === name).length}`);
-  tell("tally", `Chosen blind, ${choices.length} in all: ${counts.join(", ")}.`);
+  const counts = run.models.map(({ name }) => `${name} ${entries.filter(({ choice }) => choice === name).length}`);
+  tell("tally", `Chosen blind so far: ${counts.join(", ")}.`);
   show(entry);
   showHistory();
   entry.place.lastElementChild.focus();
@@ -133,7 +130,7 @@ function showHistory() {
 function follow(entry) {
   follows = entry;
   byId("follows").hidden = !entry;
-  byId("follows").firstElementChild.textContent = `Goes on with question ${entry?.number}.`;
+  tell("before", entry && `Goes on with question ${entry.number}.`);
   if (entry) byId("question").focus();
 }
 
@@ -145,21 +142,18 @@ function stop() {
 function setStrengths(values, again = true) {
   const { chosen, command } = run.strengths;
   const [now, last] = [values || chosen, entries.at(-1)];
-  const says = values
-    ? `merged in memory; nothing is written. Verdict and rows on this page are of ${inWords(chosen)}.`
-    : "the model that the run wrote. Click on a point, or move a slider, for any other.";
   strengths = values;
   showStrengths(now);
   markPoint(byId("chart"), now);
-  tell("point", `${inWords(now)}: ${says}`);
-  byId("keep").hidden = !values;
+  tell("point", inWords(now));
+  tell("own", inWords(chosen));
+  for (const id of ["merged", "keep"]) byId(id).hidden = !values;
   tell("command", asCommand(command, now));
   if (!again || !last || isOpen(last)) return;
   for (const card of last.cards.filter((one) => one.model === "unlearned" && !isThere(one))) {
-    last.cards.splice(last.cards.indexOf(card), 1);
+    for (const list of [last.cards, queue].filter((one) => one.includes(card))) list.splice(list.indexOf(card), 1);
     card.place.remove();
-    if (queue.includes(card)) queue.splice(queue.indexOf(card), 1);
-    card.abort?.abort();
+    card.abort.abort();
   }
   const isSame = (card) => card.model === "unlearned" && isSamePoint(card.strengths || chosen, now) && !card.strengths === !values;
   if (!last.cards.some(isSame)) add(last, "unlearned", values);
@@ -171,19 +165,15 @@ export function showAsking(facts) {
   byId("hint").textContent += ` ${run.continues ? "What you write is continued" : `Prompt: ${run.prompt}`}; greedy.${missing.join("")}`;
   byId("tokens").value = run.tokens;
   byId("system").disabled = !run.takes_system;
-  byId("no-system").hidden = run.takes_system;
   refreshRows = showRows(run, () => byId("blind").checked || entries.some(isOpen), (question, row) => {
     byId("question").value = question;
-    follow(null);
     byId("ask-title").scrollIntoView();
-    ask(question, row);
+    ask(question, row, follow(null));
   });
+  tell("point", `They cannot be changed here: ${run.fixed}.`);
   if (run.chart && run.strengths) drawChart(byId("chart"), run.chart, setStrengths);
-  byId("sliders").hidden = !run.strengths;
-  if (run.strengths) {
-    showStrengths = makeSliders(run.strengths, (run.chart?.spots || []).map(({ values }) => values).filter(Boolean), setStrengths);
-    setStrengths(null, false);
-  } else tell("point", `They cannot be changed here: ${run.fixed}.`);
+  if (run.strengths) showStrengths = makeSliders(run.strengths, run.chart?.spots || [], setStrengths);
+  if (run.strengths) setStrengths(null, false);
   const send = (event) => event.preventDefault() ?? ask(byId("question").value);
   on("ask", "submit", send);
   on("question", "keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event));

@@ -4,30 +4,29 @@ import { element, inWords, isSamePoint, shape, short } from "./elements.js";
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT] = [440, 300, 66, 14, 14, 46];
 
 // Axes around some values: the picture, and the places of a value in it.
-function plane(xs, ys, [across, upwards], label) {
+function plane(xs, ys, [below, beside], label) {
   const [x, y] = [scale(xs), scale(ys)];
   const right = (value) => LEFT + x.share(value) * (WIDTH - LEFT - RIGHT);
   const up = (value) => HEIGHT - FOOT - y.share(value) * (HEIGHT - TOP - FOOT);
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
-  for (const tick of x.ticks) {
-    svg.append(shape("line", { class: "line", x1: right(tick), x2: right(tick), y1: TOP, y2: HEIGHT - FOOT }));
-    svg.append(shape("text", { x: right(tick), y: HEIGHT - FOOT + 17, "text-anchor": "middle" }, short(tick)));
+  const grid = [
+    ...x.ticks.map((tick) => [tick, right(tick), right(tick), TOP, HEIGHT - FOOT, right(tick), HEIGHT - FOOT + 17, "middle"]),
+    ...y.ticks.map((tick) => [tick, LEFT, WIDTH - RIGHT, up(tick), up(tick), LEFT - 7, up(tick) + 4, "end"]),
+  ];
+  for (const [tick, x1, x2, y1, y2, across, base, anchor] of grid) {
+    svg.append(shape("line", { class: "line", x1, x2, y1, y2 }), shape("text", { x: across, y: base, "text-anchor": anchor }, short(tick)));
   }
-  for (const tick of y.ticks) {
-    svg.append(shape("line", { class: "line", x1: LEFT, x2: WIDTH - RIGHT, y1: up(tick), y2: up(tick) }));
-    svg.append(shape("text", { x: LEFT - 7, y: up(tick) + 4, "text-anchor": "end" }, short(tick)));
-  }
-  const side = { transform: `translate(12 ${(TOP + HEIGHT - FOOT) / 2}) rotate(-90)`, "text-anchor": "middle" };
-  svg.append(shape("text", side, upwards));
-  svg.append(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, across));
+  const side = `translate(12 ${(TOP + HEIGHT - FOOT) / 2}) rotate(-90)`;
+  svg.append(shape("text", { transform: side, "text-anchor": "middle" }, beside));
+  svg.append(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, below));
   return { svg, right, up };
 }
 
 export function drawLoss(name, steps) {
-  const [first, last] = [steps[0], steps.at(-1)].map(([step, loss]) => `${short(loss)} at step ${step}`);
+  const ends = [steps[0], steps.at(-1)].map(([step, loss]) => `${short(loss)} at step ${step}`).join(", ");
   const { svg, right, up } = plane(...[0, 1].map((axis) => steps.map((step) => step[axis])), ["step", "loss"], `Loss of ${name}`);
   svg.append(shape("polyline", { class: "curve", points: steps.map(([step, loss]) => `${right(step)},${up(loss)}`).join(" ") }));
-  return element("figure", "", svg, element("figcaption", "muted", `${name}: ${first}, ${last}.`));
+  return element("figure", "", svg, element("figcaption", "muted", `${name}: ${ends}.`));
 }
 
 // choose: takes the strengths of a point that is clicked on. The keyboard has the list of points instead.

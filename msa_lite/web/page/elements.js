@@ -1,7 +1,6 @@
 // Small helpers: elements, the server, strengths in words.
 const SYMBOLS = { alpha: "α", beta: "β", filter: "λ" };
 const RUN = new URLSearchParams(location.search).get("run"); // of several
-
 export const byId = (id) => document.getElementById(id);
 export const on = (id, event, act) => byId(id).addEventListener(event, act);
 export const tell = (id, text) => Object.assign(byId(id), { textContent: text ?? "", hidden: !text });
@@ -35,7 +34,6 @@ const LOST = "msa-lite web has ended. Start it again, and open the address that 
 export const showTrouble = (error) => tell("trouble", error instanceof TypeError ? LOST : error?.message);
 
 export const short = (value) => String(Number(value.toPrecision(4)));
-
 // "α = 1.8, β = 0, λ = 1"; the filter's strength only where there is one.
 export const inWords = (values) => Object.entries("epoch" in values ? values : { alpha: 0, beta: 0, ...values })
   .filter(([name, value]) => name !== "filter" || value).map(([name, value]) => `${SYMBOLS[name] || name} = ${short(value)}`).join(", ");

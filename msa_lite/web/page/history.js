@@ -17,7 +17,7 @@ export const asData = ({ name, outcome, day, names }, entries) => ({
   questions: entries.map(({ number, text, row, system, follows, tokens, choice, cards }) => ({
     number, question: text, follows: follows?.number, system, tokens, chosen_blind: choice,
     row: row && { set: row.set, index: row.index, expected: row.expected || row.text },
-    answers: cards.map(({ model, strengths, text: answer, state, seconds }) => ({ model, strengths, answer, state, seconds })),
+    answers: cards.map(({ model, strengths, text, answer = text, state, seconds }) => ({ model, strengths, answer, state, seconds })),
   })),
 });
 

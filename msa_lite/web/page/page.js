@@ -3,7 +3,7 @@ import { showAsking } from "./ask.js";
 import { address, byId, load, showTrouble, tell } from "./elements.js";
 import { showList, watch } from "./runs.js";
 
-function showHead({ view, name, outcome, sentence, names = {}, day, has_report: hasReport, attacks }) {
+function showHead({ name, outcome, sentence, names = {}, day, has_report: hasReport, attacks }) {
   document.title = `${name} – msa-lite`;
   tell("name", name);
   tell("outcome", outcome).classList.add((outcome || "none").toLowerCase());
@@ -12,7 +12,6 @@ function showHead({ view, name, outcome, sentence, names = {}, day, has_report: 
   Object.assign(byId("report"), { href: address("report.html"), hidden: !hasReport });
   Object.assign(byId("attacks"), { href: `${address("report.html")}#attacks`, hidden: !hasReport || !attacks, title: attacks || "" });
   byId("all").hidden = !location.search;
-  for (const part of document.querySelectorAll(`.${view}`)) part.hidden = false;
 }
 
 try {

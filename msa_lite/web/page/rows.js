@@ -2,24 +2,20 @@
 import { SETS } from "./history.js";
 import { byId, element, on, tell } from "./elements.js";
 
-const PAGE = 50;
-const CUT = 400; // signs of a long text
-const MODELS = ["target", "unlearned", "ideal"];
+const [PAGE, CUT] = [50, 400]; // rows that are shown at first; signs of a long text
 
 const textOf = (row) =>
   [row.question, row.expected, row.text, ...Object.values(row.answers)].filter(Boolean).join(" ").toLowerCase();
 const cut = (text) => (text.length > CUT ? `${text.slice(0, CUT)} …` : text);
-const failure = ({ set }, run) => (set === "forget" ? run.failed : set === "retain" ? "lost" : "");
+// The word for a row on which the unlearned model fails; nothing for others.
+const failure = ({ set, failed: { target, unlearned } }, run) =>
+  unlearned && set === "forget" ? run.failed : unlearned && set === "retain" && target === false ? "lost" : "";
 
 // Return a function that shows them anew. isBlind: tells whether the models' answers must not be seen.
 export function showRows(run, isBlind, ask) {
-  tell("headline", run.no_rows || [run.headline, ...run.remarks].join(" "));
-  const inSet = (set, test = () => true) => (row) => row.set === set && test(row);
-  const tests = [["all rows", () => true]];
-  for (const [set, words] of Object.entries(SETS)) {
-    tests.push([words, inSet(set)]);
-    if (set !== "holdout") tests.push([`${words}, ${failure({ set }, run)}`, inSet(set, (row) => row.failed.unlearned === true)]);
-  }
+  tell("headline", run.no_rows || run.headline);
+  const tests = [["all rows", () => true], ...Object.entries(SETS).map(([set, words]) => [words, (row) => row.set === set])];
+  for (const word of [run.failed, "lost"]) tests.push([word, (row) => failure(row, run) === word]);
   for (const [kind, label] of Object.entries(run.kinds || {})) tests.push([label, (row) => row.kind === kind]);
   for (const [at, [label, test]] of tests.entries()) byId("filter").append(new Option(`${label} (${run.rows.filter(test).length})`, at));
   let most = PAGE;
@@ -31,10 +27,9 @@ export function showRows(run, isBlind, ask) {
     tell("shown", `${Math.min(most, found.length)} of ${found.length} rows`);
     byId("more").hidden = found.length <= most;
   };
-  const refreshUpTo = (count) => () => refresh((most = count(most)));
-  on("search", "input", refreshUpTo(() => PAGE));
-  on("filter", "change", refreshUpTo(() => PAGE));
-  on("more", "click", refreshUpTo((now) => now + PAGE));
+  on("search", "input", () => refresh((most = PAGE)));
+  on("filter", "change", () => refresh((most = PAGE)));
+  on("more", "click", () => refresh((most += PAGE)));
   byId("row-tools").hidden = !run.rows.length;
   refresh();
   return refresh;
@@ -51,9 +46,9 @@ function item(row, run, isBlind, ask) {
   };
   if (row.expected) add("expected", row.expected);
   if (isBlind) return element("li", "", head, answers);
-  if (row.failed.unlearned && failure(row, run)) head.append(element("span", "failed", failure(row, run)));
+  head.append(element("span", "failed", failure(row, run)));
   if (row.kind in (run.kinds || {})) head.append(element("span", "muted", run.kinds[row.kind]));
-  for (const name of MODELS.filter((model) => model in row.failed)) {
+  for (const name of Object.keys(row.failed)) {
     const share = row.predicted[name];
     if (share !== undefined && share !== null) add(name, `${Math.floor(100 * share + 1e-9)} % of its tokens are predicted`);
     else add(name, row.answers[name] || (row.answers[name] === "" ? "(nothing)" : "(not scored)"));

@@ -2,7 +2,6 @@
 import { drawChart, drawLoss } from "./chart.js";
 import { address, byId, element, load, showTrouble, tell } from "./elements.js";
 
-const PAUSE = 2000; // milliseconds
 const line = (name, ...cells) => element("tr", name, ...cells.map((cell) => element("td", "", cell ?? "")));
 const clock = (at) => (at ? new Date(1000 * at).toLocaleString([], { dateStyle: "short", timeStyle: "medium" }) : "");
 const lasting = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`);
@@ -19,7 +18,7 @@ export function watch(facts, former = {}) {
   if (JSON.stringify(facts) !== JSON.stringify({ ...former, now: facts.now })) show(facts); // else a reader's marks stay
   const again = () => load({ watch: "" }).then((next) => showTrouble() && next);
   const wait = (error) => showTrouble(error) && facts; // a file may be in the middle of a change: the next look tells
-  setTimeout(async () => watch(await again().catch(wait), facts), PAUSE);
+  setTimeout(async () => watch(await again().catch(wait), facts), 2000);
 }
 
 function show({ began, now, works, can_ask: canAsk, stages, losses, chart, command }) {
@@ -27,7 +26,7 @@ function show({ began, now, works, can_ask: canAsk, stages, losses, chart, comma
   const passed = stages.findLastIndex((stage) => isDone(stage) && stage.kind !== "attack"); // attacks have another order
   const states = stages.map((stage, at) => {
     if (stage.begun) return works ? "under way" : "stopped";
-    if (stage.done) return isDone(stage) ? "done" : "done before this start";
+    if (stage.done) return isDone(stage) ? "done" : "done earlier";
     return at < passed ? "done, and removed" : "to do";
   });
   if (works && !states.includes("under way") && states.includes("to do")) states[states.indexOf("to do")] = "under way";
@@ -40,15 +39,10 @@ function show({ began, now, works, can_ask: canAsk, stages, losses, chart, comma
   const goes = works ? "This run is going on" : canAsk ? "This run has ended" : "No process of this machine works on this run";
   const count = `${states.filter((state) => state.startsWith("done")).length} of ${stages.length} stages are done`;
   tell("sentence", `${goes}: ${count}${current ? `; under way: ${current}` : ""}.`);
-  const first = stages.length ? "" : " Models and data are prepared first; the list of stages comes then.";
-  tell("begun", `Begun ${clock(began)}, ${lasting(now - began)} ago.${first}`);
-  const [words, link] = byId("ended").children;
-  byId("ended").hidden = works && !canAsk;
-  words.textContent = canAsk ? (works ? "The model is there; attacks go on." : "The run has ended.") : `It goes on with: ${command}`;
-  Object.assign(link, { hidden: !canAsk, href: address("./") });
+  tell("begun", `Begun ${clock(began)}, ${lasting(now - began)} ago.${stages.length ? "" : " Models and data are prepared first."}`);
+  tell("next", canAsk ? (works ? "The model is there; attacks go on." : "The run has ended.") : works ? "" : `It goes on with: ${command}`);
+  Object.assign(byId("to-ask"), { hidden: !canAsk, href: address("./") });
   const curves = Object.entries(losses).filter(([, steps]) => steps.length > 1);
   byId("losses").replaceChildren(...curves.map(([name, steps]) => drawLoss(name, steps)));
-  byId("losses").parentElement.hidden = !curves.length;
-  byId("points").parentElement.hidden = !chart;
   if (chart) drawChart(byId("points"), chart);
 }

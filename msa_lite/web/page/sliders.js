@@ -3,13 +3,14 @@ import { byId, inWords, isSamePoint, on, short } from "./elements.js";
 
 const LENGTHS = ["alpha", "beta"];
 
-// Return a function that shows strengths. points: those of the choice; choose: takes new strengths, null for the run's.
-export function makeSliders({ most, filters, has_retain: hasRetain }, points, choose) {
+// Return a function that shows strengths. spots: those of the choice; choose: takes new strengths, null for the run's.
+export function makeSliders({ chosen, filters, has_retain: hasRetain }, spots, choose) {
+  const points = spots.map(({ values }) => values).filter(Boolean);
   const value = (id) => Number(byId(id).value) || 0;
   const send = () => choose({ alpha: value("alpha"), beta: value("beta"), filter: value("lambda") });
   for (const name of LENGTHS) {
     const [slider, number] = [byId(`${name}-slider`), byId(name)];
-    slider.max = most[name];
+    slider.max = Math.max(2, 2 * chosen[name], ...points.map((point) => point[name] || 0)); // 2: more than nearly all choices
     slider.addEventListener("input", () => (number.value = slider.value));
     for (const input of [slider, number]) input.addEventListener("change", () => number.reportValidity() && send());
   }
