@@ -205,7 +205,7 @@ def photograph(page: Path, out: Path, width: int = 1100, height: int = 1250) -> 
 
 
 def photograph_web(run: Path, out: Path, width: int = 1100) -> None:
-    """Take a picture of the page of `msa-lite web`: a row that is asked, at the strengths of the first candidate."""
+    """Take a picture of the page of `msa-lite web`: a row that is asked."""
     command = [sys.executable, "-m", "msa_lite", "web", str(run)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
@@ -214,10 +214,8 @@ def photograph_web(run: Path, out: Path, width: int = 1100) -> None:
     ):
         assert server.stdout is not None
         window.open_address(server.stdout.readline().strip(), width)
-        window.wait("document.querySelector('#rows li:nth-child(5) button')")
-        window.run("document.querySelector('#rows li:nth-child(5) button').click()")
-        window.wait(ANSWERED)
-        window.run("tried.selectedIndex = 2; tried.dispatchEvent(new Event('change'))")
+        window.wait("document.querySelector('#rows li:nth-child(7) button')")
+        window.run("document.querySelector('#rows li:nth-child(7) button').click()")
         window.wait(ANSWERED)
         window.run("scrollTo(0, 0)")
         out.write_bytes(window.picture())

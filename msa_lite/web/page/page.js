@@ -8,7 +8,7 @@ function showHead({ name, outcome, sentence, names = {}, day, has_report: hasRep
   tell("name", name);
   tell("outcome", outcome).classList.add((outcome || "none").toLowerCase());
   tell("sentence", sentence);
-  tell("names", [...Object.entries(names).map((pair) => pair.join(": ")), day].filter(Boolean).join(" · "));
+  tell("names", [...Object.entries(names).map(([model, place]) => `${model}: ${place.replace(/^\/.*\/(?=[^/]*\/)/, "")}`), day].filter(Boolean).join(" · "));
   Object.assign(byId("report"), { href: address("report.html"), hidden: !hasReport });
   Object.assign(byId("attacks"), { href: `${address("report.html")}#attacks`, hidden: !hasReport || !attacks, title: attacks || "" });
   byId("all").hidden = !location.search;
