@@ -56,8 +56,8 @@ def progress_facts(folder: Path) -> dict[str, Any]:
     Times are seconds since 1970. Raise UsageError where the folder is no run any more, FormatError for broken files.
     """
     read_run(folder)
-    demo = [(f"history: {name}", "fit", f"history/{name}") for name in ("prior", "target", "ideal")]
-    stages = demo if (folder / "history").exists() else []  # made before the list of stages is written
+    demo = ("prior", "target", "ideal") if (folder / "history").exists() else ()  # before the list is written
+    stages = [(f"history: {name}", "fit", f"history/{name}") for name in demo]
     if (folder / STAGES_FILE).exists():
         stages = [(stage.name, stage.kind, str(stage.folder)) for stage in load_stages(folder).stages]
     return {

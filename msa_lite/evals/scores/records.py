@@ -236,8 +236,8 @@ def list_rows(benchmark: Benchmark, models: Mapping[str, Records], known: int = 
 
     kept = {name: [s[part][at] for part, at in benchmark.places(s, "retain")] for name, s in models.items()}
     unseen = _rows({name: records.get("holdout", ()) for name, records in models.items()}, benchmark.fails)
-    left_out = max(0, known - len(rows))
-    return RowList(sorted_rows(rows), benchmark.failure, left_out, sorted_rows(_rows(kept, loses)), unseen)
+    retain, left_out = sorted_rows(_rows(kept, loses)), max(0, known - len(rows))
+    return RowList(sorted_rows(rows), benchmark.failure, left_out, retain, unseen)
 
 
 def _rows(models: Records, fails: Callable[[Record], bool | None]) -> list[ListedRow]:

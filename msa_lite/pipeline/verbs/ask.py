@@ -84,7 +84,6 @@ class Question:
     """A question, perhaps one that goes on with a conversation."""
 
     text: str
-    """Bytes that are no UTF-8 come as surrogates, and are replaced."""
     system: str = ""
     """The system message, in the place of the run's; empty for that one."""
     earlier: tuple[tuple[str, str], ...] = ()
@@ -93,9 +92,6 @@ class Question:
     """The most tokens of the answer; None for as many as the run's scores allow."""
     strengths: Strengths | None = None
     """Those of the unlearned model, in the place of the run's own."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
 
 
 @dataclass(frozen=True)
@@ -165,17 +161,19 @@ class Panel:
 
     def _prompt(self, question: Question) -> list[int]:
         """Return the ids of a question in the run's prompt. Raise as `answer`."""
-        if not question.text.strip():
+        text = question.text.encode("utf-8", "replace").decode()  # bytes that are no UTF-8 come as surrogates
+        if not text.strip():
             raise UsageError("the question is empty")
-        if self.continues and not question.earlier and not question.system:
-            return encode_start(self.prompter.tokenizer, question.text)
-        if self.continues or (question.system and not self.prompter.takes_system):
-            what = "this run is over texts, without system message and earlier turns"
-            raise UsageError(what if self.continues else "the target's chat template takes no system message")
-        row = self.scored.get((question.earlier[0][0] if question.earlier else question.text).strip()) or Row(0)
+        if self.continues and (question.earlier or question.system):
+            raise UsageError("this run is over texts, without system message and earlier turns")
+        if self.continues:
+            return encode_start(self.prompter.tokenizer, text)
+        if question.system and not self.prompter.takes_system:
+            raise UsageError("the target's chat template takes no system message")
+        row = self.scored.get((question.earlier[0][0] if question.earlier else text).strip()) or Row(0)
         tools = replace(row.tools, steps="", call="") if question.earlier else row.tools  # those of the first question
         earlier, system = (*row.earlier, *question.earlier), question.system or row.system
-        return self.prompter.prompt(replace(row, question=question.text, earlier=earlier, system=system, tools=tools))
+        return self.prompter.prompt(replace(row, question=text, earlier=earlier, system=system, tools=tools))
 
     def answers(self, question: str, progress: Progress = silent) -> Answers:
         """Return the answers of all models. Raise as `answer`."""

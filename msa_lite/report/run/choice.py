@@ -207,8 +207,7 @@ def load_tradeoff(folder: Path, chosen: Values | None = None) -> dict[str, Any] 
             models |= {place.name: report.metrics} if (report := stage_report(place)) else {}
     points = {name: named_values(name) for name in models if name not in ("target", "ideal")}
     known = {name for point in points for name, metric in models[point].items() if metric.value is not None}
-    pairs = [(kind.name, kind.partner) for kind in METRICS.values() if kind.partner]
-    pairs = [pair for pair in pairs if known >= {*pair}]
+    pairs = [(k.name, k.partner) for k in METRICS.values() if k.partner and known >= {k.name, k.partner}]
     spots = []
     for name, metrics in models.items() if pairs else ():
         x, y = (metrics[axis].value if axis in metrics else None for axis in pairs[0])

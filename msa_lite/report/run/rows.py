@@ -115,16 +115,12 @@ class RowList:
     @property
     def lost(self) -> list[ListedRow]:
         """Return the rows to keep that the target knows and the unlearned model does not."""
-        return [row for row in self._known if row.failed["unlearned"]]
+        return [row for row in self.retain if row.failed.get("target") is False and row.failed.get("unlearned")]
 
     @property
     def known(self) -> int:
         """Count the rows to keep that the target knows, of those on which both were scored."""
-        return len(self._known)
-
-    @property
-    def _known(self) -> list[ListedRow]:
-        return [row for row in self.retain if row.failed.get("target") is False and "unlearned" in row.failed]
+        return sum(row.failed.get("target") is False and "unlearned" in row.failed for row in self.retain)
 
     @property
     def remarks(self) -> list[str]:
