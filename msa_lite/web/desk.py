@@ -15,6 +15,7 @@ from msa_lite.io.console.progress import notices
 from msa_lite.io.finished.seal import in_use
 from msa_lite.pipeline.verbs.ask import Panel, Question, open_panel
 
+Emit = Callable[[Mapping[str, Any] | None], None]
 _SOON = 2.0  # seconds in which most answers stop; the loading of a large model does not
 
 
@@ -43,9 +44,7 @@ class Desk:
         """Return an open run; one that is not is opened after the answers that were asked for before."""
         return self.panels.get(folder) or self._thread.submit(self.open, folder).result()
 
-    def take(
-        self, panel: Panel, model: str, question: Question, emit: Callable[..., None]
-    ) -> tuple[int, threading.Event]:
+    def take(self, panel: Panel, model: str, question: Question, emit: Emit) -> tuple[int, threading.Event]:
         """Take a question to one model of a run. emit: takes the answer's events, in any thread; None is the end.
 
         Return the number of those that are answered before it, and the event to set once nobody waits any more.
@@ -74,9 +73,7 @@ class Desk:
             if panel is not other:
                 panel.close()
 
-    def _answer(
-        self, panel: Panel, model: str, question: Question, emit: Callable[..., None], stop: threading.Event
-    ) -> None:
+    def _answer(self, panel: Panel, model: str, question: Question, emit: Emit, stop: threading.Event) -> None:
         def tell(event: Mapping[str, Any]) -> None:
             if stop.is_set():
                 raise CancelledError

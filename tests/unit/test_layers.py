@@ -54,7 +54,7 @@ ARROWS = {
         "evidence", "io", "merger", "publish", "recipe", "record", "report", "settings",
         "strengths", "train",
     },
-    "web": {"catalogue", "errors", "io", "pipeline", "report", "strengths"},
+    "web": {"catalogue", "errors", "io", "pipeline", "report"},
     "cli": {
         "baselines", "budget", "catalogue", "comparison", "data", "errors", "evals", "io", "merger", "pipeline",
         "publish", "recipe", "record", "report", "settings", "web",
