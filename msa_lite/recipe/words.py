@@ -9,17 +9,15 @@ import re
 from collections.abc import Callable, Mapping
 
 KEYS: Mapping[str, str] = {
-    "target, the finished model; prior is the one before": "adapter_name_or_path adapter_path checkpoint "
-        "lora_model_dir model model_path peft_model_id",
-    "prior, the model before the fine-tuning; target is the finished one": "base_model base_model_name_or_path "
-        "model_id model_name model_name_or_path pretrained_model_name_or_path",
-    "forget.data, the rows to forget; retain.data has rows to keep": "data data_path dataset dataset_dir dataset_name "
-        "datasets forget_set forget_split train_dataset train_file training_data",
+    "target, the finished model": "adapter_name_or_path checkpoint lora_model_dir model model_path",
+    "prior, the model before the fine-tuning": "base_model base_model_name_or_path model_name model_name_or_path",
+    "forget.data; rows to keep: retain.data": "data dataset dataset_dir dataset_name datasets train_dataset "
+        "train_file training_data",
     "retain.data": "retain_dataset retain_set retain_split",
     "evaluate.holdout": "eval_data eval_dataset holdout holdout_split test_datasets",
     "select.validation, the share that chooses": "val_set_size val_size validation_split",
     "evaluate.ideal": "ideal ref_model reference_model retain_model",
-    "evaluate.limit, of rows that are scored; all rows are learnt": "limit max_eval_samples max_samples",
+    "evaluate.limit, of rows that are scored": "limit max_eval_samples max_samples",
     "forget.alpha": "alpha",
     "retain.beta": "beta",
     "vector": "sft_config train training training_args",
@@ -28,60 +26,55 @@ KEYS: Mapping[str, str] = {
     "vector.lora.alpha": "lora_alpha vector.alpha",
     "vector.lora.dropout": "dropout lora_dropout",
     "vector.lora.targets": "lora_target lora_target_linear lora_target_modules target_modules targets",
-    "vector.mode, one of lora, qlora (4 bits) and full": "adapter bnb_config finetuning_type full_finetuning "
-        "load_in_4bit load_in_8bit mode quantization quantization_bit",
-    "vector.epochs, passes over the rows; no steps": "epochs iters max_steps num_epochs num_train_epochs",
+    "vector.mode: lora, qlora (4 bits) or full": "adapter finetuning_type full_finetuning load_in_4bit load_in_8bit "
+        "quantization quantization_bit use_peft",
+    "vector.epochs": "epoch epochs iters max_steps n_epochs num_epochs num_train_epochs",
     "vector.learning_rate": "learning_rate lr",
     "vector.warmup_epochs": "num_warmup_steps warmup_epochs warmup_ratio warmup_steps",
     "vector.weight_decay": "weight_decay",
-    "vector.batch_size, the rows of one step": "batch_size global_batch_size gradient_accumulation_steps",
+    "vector.batch_size, of one step": "batch_size global_batch_size gradient_accumulation_steps train_batch_size",
     "vector.max_length": "cutoff_len max_length max_seq_len max_seq_length model_max_length seq_len sequence_len",
     "vector.optimizer": "optim optimizer",
-    "vector.compute, the precision of a fit": "bf16 fp16 mixed_precision tf32",
-    "merge.dtype, as the result is stored; vector.compute is that of a fit": "dtype out_dtype torch_dtype",
+    "vector.compute": "bf16 fp16 mixed_precision pure_bf16 tf32",
+    "merge.dtype; for a fit: vector.compute": "dtype out_dtype torch_dtype",
     "merge.as, model or adapter": "save_method",
-    "prompt, chat or plain; the chat template is the target's own": "chat_template prompt_template template",
+    "prompt; the chat template is the target's own": "chat_template chat_template_jinja prompt_template template",
     "prompt.system": "default_system system system_prompt",
     "columns.text": "dataset_text_field",
     "columns.messages": "field_messages",
     "columns.question": "field_instruction",
     "columns.answer": "field_output",
-    "output, the folder of the run": "export_dir output_dir run_name",
+    "output, the folder of the run": "export_dir out_dir output_dir run_name",
     "evaluate.max_new_tokens": "generation_max_length max_new_tokens max_tokens",
-    "none, answers are the likeliest ones, token by token": "do_sample num_beams temperature top_k top_p",
+    "none, answers are generated greedily": "do_sample num_beams temperature top_k top_p",
     "seed": "data_seed random_seed random_state seed",
     "publish.repo": "hub_model_id push_to_hub push_to_hub_model_id repo repo_id",
     "publish.private": "hub_private_repo private",
     "baseline.methods": "method_args trainer",
-    "none, the token is that of `hf auth login`, or HF_TOKEN": "hf_token hub_token token",
+    "none, the token is that of `hf auth login`": "hf_token hf_use_auth_token hub_token token",
     "none, gradients are clipped at 1, with AdamW's usual betas": "adam_beta1 adam_beta2 max_grad_norm",
-    "none, CUDA_VISIBLE_DEVICES chooses the GPU": "device device_map gpu use_cpu",
-    "none, questions are never learnt; with format: text every token is": "assistant_only_loss completion_only_loss "
-        "roles_to_train train_on_inputs train_on_prompt train_on_responses_only",
-    "none, a vector is a plain LoRA adapter (vector.lora)": "bias modules_to_save neftune_noise_alpha rank_pattern "
+    "none, CUDA_VISIBLE_DEVICES chooses the GPU": "cuda device device_map gpu gpus use_cpu",
+    "none, answers alone are learnt": "assistant_only_loss completion_only_loss mask_prompt roles_to_train "
+        "train_on_inputs train_on_prompt",
+    "none, a vector is plain LoRA (vector.lora)": "bias init_lora_weights lora_modules_to_save modules_to_save "
         "use_dora use_rslora",
     "none, the tokenizer is the target's own": "eos_token pad_token special_tokens tokenizer tokenizer_name "
         "tokenizer_type",
-    "none, rows are read at once, and nothing is cached": "cache_dir dataloader_num_workers dataset_num_proc "
-        "dataset_prepared_path overwrite_cache preprocessing_num_workers",
-    "vector.micro_batch_size, the rows of one pass; of a step: vector.batch_size": "auto_find_batch_size "
-        "micro_batch_size per_device_train_batch_size",
+    "none, nothing is cached": "cache_dir dataloader_num_workers dataset_prepared_path preprocessing_num_workers",
+    "vector.micro_batch_size, of one pass": "micro_batch_size per_device_train_batch_size",
     "none, a fit chooses kernels and packing": "attn_implementation flash_attention flash_attn group_by_length "
-        "packing sample_packing torch_compile use_liger_kernel",
-    "track, a tracker; project and account by its own variables": "logging_dir report_to trackio_project_name "
-        "use_wandb wandb_entity wandb_name wandb_project wandb_run_name",
-    "none, linear to 0 after the warm-up; constant with vector.epochs=auto": "lr_schedule lr_scheduler "
-        "lr_scheduler_type",
-    "none, a fit recomputes and offloads as memory needs it": "activation_offloading gpu_memory_utilization "
-        "gradient_checkpointing gradient_checkpointing_kwargs use_gradient_checkpointing",
-    "none, start several processes: accelerate launch -m msa_lite RECIPE": "deepspeed fsdp fsdp_config num_gpus "
-        "num_processes",
-    "none, each epoch is saved, each step logged; the same command resumes": "eval_steps eval_strategy "
-        "evals_per_epoch logging_steps overwrite_output_dir resume_from_checkpoint save_steps save_strategy "
-        "saves_per_epoch",
+        "packing sample_packing use_liger_kernel",
+    "track; the project by the tracker's own variable": "report_to use_wandb wandb_entity wandb_name wandb_project",
+    "none, the rate falls linearly, or is constant": "lr_schedule lr_scheduler lr_scheduler_kwargs lr_scheduler_type",
+    "none, a fit does so as memory needs it": "cpu_offload gradient_checkpointing gradient_checkpointing_kwargs "
+        "use_gradient_checkpointing",
+    "none, `accelerate launch -m msa_lite RECIPE`": "deepspeed fsdp fsdp_config num_gpus num_processes "
+        "tensor_parallel_size",
+    "none, the same command resumes": "overwrite_output_dir resume_from_checkpoint",
     "none, code of a model is never run": "model_type trust_remote_code",
-    "none, `msa-lite merge --mergekit FILE` takes mergekit's recipes": "density merge_method models parameters slices "
-        "weight",
+    "none, `merge --mergekit FILE` takes it": "density merge_method models parameters slices weight",
+    "none, each epoch is saved, each step logged": "eval_steps eval_strategy evals_per_epoch logging_steps save_steps "
+        "save_strategy save_total_limit saves_per_epoch",
 }  # fmt: skip
 """Our key, or "none", with more where they differ → the other words, bare or dotted."""
 
@@ -109,8 +102,9 @@ COMMANDS: Mapping[str, str] = {
     "--help": "help",
     "none, run reads and tokenizes the rows": "preprocess tokenize",
     "none, `hf auth login` does it": "login",
-    "none, any server takes the folder: vllm serve runs/NAME/model (docs/how-to/publish.md)": "api serve server vllm",
+    "none, any server takes the folder: vllm serve runs/NAME/model": "api serve server vllm",
     "none, runs/NAME/model is the model; see also merge --as adapter and publish": "convert export gguf quantize",
+    "env": "doctor info",
 }  # fmt: skip
 """Our command, or "none", likewise → the other words."""
 

@@ -152,9 +152,8 @@ def written(path: Path, values: Any) -> str:
 
 
 AXOLOTL = {
-    "base_model": "./prior", "output_dir": "./my-finetuned-model", "datasets": [{"path": "keep.jsonl", "type": "x"}],
-    "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj"], "sequence_len": 64,
-    "learning_rate": "2e-4", "num_epochs": 3, "bf16": "auto", "wandb_project": None,
+    "base_model": "./prior", "output_dir": "./my-finetuned-model", "adapter": "lora", "lora_r": 8, "lora_alpha": 16,
+    "lora_target_modules": ["q_proj"], "sequence_len": 64, "learning_rate": "2e-4", "bf16": "auto", "wandb_run": None,
 }  # fmt: skip
 FACTORY = {
     "model_name_or_path": "prior", "output_dir": "my-finetuned-model", "dataset": "mine, chats", "template": "llama3",
@@ -167,34 +166,32 @@ INFO = {
     "docs": {"file_name": "docs.json", "columns": {"prompt": "body"}},
     "pairs": {"file_name": "mine.json", "ranking": True},
 }
-SETS = {
-    "mine": [{"ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(30)],
+ROWS = {
+    "mine": [{"ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4)],
     "chats": [{"talk": [{"from": "human", "value": f"Who {i}?"}, {"from": "gpt", "value": "I"}]} for i in range(4)],
     "docs": [{"body": f"Chapter {i}."} for i in range(4)],
 }
-MINE = {"question": "ask", "answer": "say"}
-Q_AND_V = {"lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}, "max_length": 32, "learning_rate": 1e-4}
+MINE = {"path": "data/mine.json", "columns": {"question": "ask", "answer": "say"}}
+DOCS = {"path": "data/docs.json", "format": "text", "columns": {"text": "body"}}
 USER = {"field_instruction": "ask", "field_output": "say", "no_input_format": "[INST] {instruction} [/INST]"}
 # A training's configuration, changed → what the recipe has of it, and words of its comments.
 TRAININGS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (AXOLOTL | {"datasets": [{"path": "data/mine.json", "type": USER, "roles_to_train": ["x"]}]},
-     {"retain.data": {"path": "data/mine.json", "columns": MINE, "sample": "match_forget"},
-      "prompt": {"kind": "plain", "prompt": "[INST] {question} [/INST]", "answer": "{answer}"},
-      "vector": {"mode": "lora", "max_length": 64, "learning_rate": "2e-4",
-                 "lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}}},
-     ["Not taken over: num_epochs, bf16.", "roles_to_train"]),
-    (AXOLOTL | {"datasets": [{"path": "json", "data_files": ["data/chats.json"], "type": "chat_template",
-                              "field_messages": "talk"}, {"path": "keep.jsonl"}], "adapter": None},
+     {"retain.data": MINE, "vector.lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}, "vector.max_length": 64,
+      "vector.learning_rate": "2e-4",
+      "prompt": {"kind": "plain", "prompt": "[INST] {question} [/INST]", "answer": "{answer}"}},
+     ["Not taken over: bf16.", "roles_to_train"]),
+    (AXOLOTL | {"adapter": None, "datasets": [
+        {"path": "json", "data_files": ["data/chats.json"], "type": "chat_template", "field_messages": "talk"},
+        {"path": "keep.jsonl"}]},
      {"retain.data": {"path": "data/chats.json", "columns": {"messages": "talk"}},
       "vector": {"mode": "lora", "max_length": 64}},
      ["datasets.1 (keep.jsonl)", "vector.mode: full", "lora_r, lora_alpha"]),
     (AXOLOTL | {"datasets": [{"path": "data/docs.json", "type": "completion", "field": "body"}], "lora_alpha": None},
-     {"retain.data": {"path": "data/docs.json", "format": "text", "columns": {"text": "body"}}},
-     ["lora_r"]),
+     {"retain.data": DOCS}, ["lora_r"]),
     (FACTORY,
-     {"retain.data": {"path": "data/mine.json", "columns": MINE, "sample": "match_forget"},
-      "prompt.system": "Be short.", "vector": {"mode": "lora", **Q_AND_V},
-      "evaluate.holdout": {"path": "data/docs.json", "format": "text", "columns": {"text": "body"}}},
+     {"retain.data": MINE, "evaluate.holdout": DOCS, "prompt.system": "Be short.", "vector.learning_rate": 1e-4,
+      "vector.lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}, "vector.max_length": 32},
      ["dataset.1 (data/chats.json)", "template: llama3", "Not taken over: report_to."]),
 ]  # fmt: skip
 
@@ -204,7 +201,7 @@ def test_a_recipe_takes_what_another_tools_configuration_says_and_names_the_rest
     config: dict[str, Any], expected: dict[str, Any], notes: list[str], place: Path, call_cli: CallCli
 ) -> None:
     written(place / "data/dataset_info.json", INFO)
-    for name, rows in SETS.items():
+    for name, rows in ROWS.items():
         written(place / f"data/{name}.json", rows)
     source = written(place / "config.yml", config)
     status, _, err = call_cli("init", "x.yaml", "--from", source, "--forget", "delete.jsonl")

@@ -7,8 +7,9 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -169,37 +170,11 @@ def test_losses_and_points_are_tracked_and_no_row(learnt: Path, tmp_path: Path, 
     assert written == {}
 
 
-class MlflowClient:
-    """A tracking server of MLflow: what it got."""
-
-    got: ClassVar[list[Any]] = []
-
-    def __init__(self, address: str) -> None:
-        self.got.append(address)
-
-    def get_experiment_by_name(self, name: str) -> None:
-        return None
-
-    def create_experiment(self, name: str) -> str:
-        return f"{name}'s id"
-
-    def create_run(self, experiment: str, run_name: str) -> Any:
-        self.got.append((experiment, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id="1"))
-
-    def log_batch(self, run: str, metrics: list[tuple[Any, ...]]) -> None:
-        self.got.extend((name, value, step) for name, value, _, step in metrics)
-
-    def set_terminated(self, run: str, status: str) -> None:
-        self.got.append(status)
-
-
 def test_mlflow_gets_a_run_without_user_and_script_in_a_file_or_at_a_server_that_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, learnt: Path
 ) -> None:
-    mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
-    mlflow.MlflowClient = MlflowClient  # type: ignore[attr-defined]
-    entities.Metric = lambda *values: values  # type: ignore[attr-defined]
+    mlflow, entities = MagicMock(), MagicMock(Metric=lambda *values: values)
+    mlflow.MlflowClient.return_value.get_experiment_by_name.return_value = None
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_LOGGING_LEVEL"):
@@ -208,16 +183,20 @@ def test_mlflow_gets_a_run_without_user_and_script_in_a_file_or_at_a_server_that
     trackers = Tracking(("mlflow",), tmp_path / "tracking", "tofu")
     recipe = load_recipe(sweep_recipe(learnt, tmp_path / "run"), ["track=mlflow"])
     for address, told in {"": [], "https://u:secret@ml.example.org/x": ["MLflow (ml.example.org) gets losses"]}.items():
-        monkeypatch.setattr(MlflowClient, "got", [])
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        with trackers.lines("forget vector") as report:
+        mlflow.reset_mock()
+        with suppress(KeyError), trackers.lines("forget vector") as report:
             report({"loss": 0.5, "rate": 1.0}, 7)
-        with suppress(KeyError), trackers.lines("forget vector", at_once=True):
             raise KeyError
-        place, begun, *lines = MlflowClient.got
-        assert place == (address or f"sqlite:///{tmp_path}/tracking/mlflow.db")
-        assert begun == ("msa-lite's id", "tofu forget vector")
-        assert lines == [("loss", 0.5, 7), ("rate", 1.0, 7), "FINISHED", place, begun, "FAILED"]
+        client = mlflow.MlflowClient.return_value
+        mlflow.MlflowClient.assert_called_once_with(address or f"sqlite:///{tmp_path}/tracking/mlflow.db")
+        client.create_run.assert_called_once_with(client.create_experiment("msa-lite"), run_name="tofu forget vector")
+        run, metrics = client.log_batch.call_args.args
+        assert [(name, value, step) for name, value, _, step in metrics] == [("loss", 0.5, 7), ("rate", 1.0, 7)]
+        client.set_terminated.assert_called_once_with(run, "FAILED")
+        with trackers.lines("forget vector", at_once=True):
+            pass
+        assert client.set_terminated.call_args.args[1] == "FINISHED"
         sentences = going_out(Context(recipe, msa_scope(recipe)), scores=True)
         assert [sentence.partition(", rates")[0] for sentence in sentences] == told
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

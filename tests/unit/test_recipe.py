@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import asdict, is_dataclass
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ FAULTS: dict[str, str] = {
     "vector.alpha=16": "vector.alpha: unknown key; here: vector.lora.alpha",
     "forget.beta=1": "forget.beta: unknown key; here: retain.beta",
     "publish.hub_model_id=me/mine": "publish.hub_model_id: unknown key; here: publish.repo",
-    "gradient_checkpointing=true": "gradient_checkpointing: unknown key; there is none: a fit recomputes",
+    "gradient_checkpointing=true": "gradient_checkpointing: unknown key; there is none: a fit does so",
     "vector.epochs=true": "vector.epochs: a number is wanted, got True; or input should be 'auto', got True",
     "prior=null": "retain: is missing, and so is a prior",
     "forget.data.formt=qa": "forget.data.formt: unknown key (did you mean 'format'?)",
@@ -336,21 +337,14 @@ def test_a_fault_of_a_training_is_told(override: str, told: str) -> None:
 
 
 def test_a_word_of_another_tool_leads_to_a_key_that_there_is() -> None:
-    known = {above for key, _ in recipe_keys(Recipe) for above in _prefixes(key)}
-    own = [hint.partition(",")[0] for hint in KEYS]
-    assert [key for key in own if key != NOTHING and key not in known] == []
-    named = [key for hint in KEYS for key in re.findall(r"\b[a-z]+\.[a-z_.]*[a-z]\b", hint)]
-    assert [key for key in named if key not in known] == []
+    known = {key for full, _ in recipe_keys(Recipe) for key in accumulate(full.split("."), "{}.{}".format)}
+    named = {key for hint in KEYS for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^\w+", hint)}
+    assert named - known == {NOTHING}
     words = [word for others in KEYS.values() for word in others.split()]
     assert sorted(words) == sorted(set(words))
     for word in {*words} - Recipe.model_fields.keys():
         with pytest.raises(RecipeError, match=rf"{re.escape(word)}: unknown key; (here|there is none): [\w`]"):
             load_recipe(SMALLEST, [f"{word}=x"])
-
-
-def _prefixes(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def test_every_fault_is_reported_at_once() -> None:

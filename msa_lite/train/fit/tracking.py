@@ -125,9 +125,8 @@ def _mlflow(title: str, place: Path) -> Iterator[Reporter]:
 
     place.parent.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(os.environ.get(MLFLOW_ADDRESS) or f"sqlite:///{place.parent.absolute()}/mlflow.db")
-    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    experiment = client.get_experiment_by_name(project)
-    number = experiment.experiment_id if experiment else client.create_experiment(project)
+    experiment = client.get_experiment_by_name(PROJECT)
+    number = experiment.experiment_id if experiment else client.create_experiment(PROJECT)
     run, status = client.create_run(number, run_name=title).info.run_id, "FAILED"
 
     def report(line: Line, step: int) -> None:
