@@ -14,6 +14,7 @@ from msa_lite.report.verdict.figures import Forgotten
 from msa_lite.report.verdict.verdict import Verdict
 
 _HEADER = """---
+tags: [python, api]
 search: {boost: 0.1}
 ---
 
