@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_413,
     "modules": 291,
-    "lines of the tests": 44_859,
-    "words of the docs": 49_383,
+    "lines of the tests": 44_860,
+    "words of the docs": 49_386,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
