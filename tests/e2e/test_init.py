@@ -165,6 +165,7 @@ INFO = {
     "chats": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"messages": "talk"}},
     "docs": {"file_name": "docs.json", "columns": {"prompt": "body"}},
     "pairs": {"file_name": "mine.json", "ranking": True},
+    "odd": {"file_name": "mine.json", "columns": ["ask"]},
 }
 ROWS = {
     "mine": [{"ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4)],
@@ -250,13 +251,14 @@ FOREIGN = [
      ["4 faults", "base_model: one model is wanted", "output_dir out: no such", "datasets.0 no.jsonl: no such file",
       "datasets.1: one path is wanted"]),
     (AXOLOTL | {"output_dir": None, "rl": "dpo"}, ["2 faults", "it learnt preferences", "--target is needed"]),
-    (FACTORY | {"dataset": "min, pairs"}, ["2 faults", "min is not in data/dataset_info.json (did you mean 'mine'?)",
+    (FACTORY | {"dataset": "min, pairs, odd"}, ["3 faults", "odd: columns are a mapping", "min is not in data/dataset_info.json (did you mean 'mine'?)",
                                            "dataset.1: pairs: holds more than"]),
+    (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "split": 3}]}, ["no split '3'"]),
     (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "type": USER}]}, ["datasets.0 delete.jsonl: no column 'ask'"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "told"), FOREIGN, ids=["none", "axolotl", "dpo", "factory", "columns"])
+@pytest.mark.parametrize(("config", "told"), FOREIGN, ids=["none", "axolotl", "dpo", "factory", "split", "columns"])
 def test_a_configuration_that_cannot_be_taken_over_is_refused_with_every_fault(
     config: dict[str, Any], told: list[str], place: Path, call_cli: CallCli
 ) -> None:

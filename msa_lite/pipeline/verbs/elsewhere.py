@@ -185,6 +185,8 @@ class _Config:
         if not isinstance(entry := entries.get(name), dict):
             raise UsageError(f"{name} is not in {folder}/dataset_info.json{nearest(name, entries)}")
         columns, file = entry.get("columns") or {}, entry.get("file_name")
+        if not isinstance(columns, dict):
+            raise UsageError(f"{name}: columns are a mapping, got {columns!r:.200}")
         path = entry.get("hf_hub_url") or (file and os.path.join(folder, str(file)))
         if entry.get("ranking") or columns.keys() - _COLUMNS.keys() or not isinstance(path, str):
             raise UsageError(f"{name}: holds more than questions and answers, or is no file; {_INSTEAD}")
@@ -210,7 +212,7 @@ def _source(path: str, names: Mapping[str, Any], place: Mapping[str, Any]) -> Da
         columns = {key: name for key, name in columns.items() if key not in ("question", "answer", "input")}
     if columns.get("messages") in ("messages", "conversations"):
         del columns["messages"]
-    places = {key: place[key] for key in ("name", "split", "revision") if place.get(key)}
+    places = {key: str(place[key]) for key in ("name", "split", "revision") if place.get(key)}
     return DataSource(path, **{"format": "text" if "text" in columns else "qa", **places, **columns})
 
 
