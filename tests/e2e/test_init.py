@@ -251,8 +251,9 @@ FOREIGN = [
      ["4 faults", "base_model: one model is wanted", "output_dir out: no such", "datasets.0 no.jsonl: no such file",
       "datasets.1: one path is wanted"]),
     (AXOLOTL | {"output_dir": None, "rl": "dpo"}, ["2 faults", "it learnt preferences", "--target is needed"]),
-    (FACTORY | {"dataset": "min, pairs, odd"}, ["3 faults", "odd: columns are a mapping", "min is not in data/dataset_info.json (did you mean 'mine'?)",
-                                           "dataset.1: pairs: holds more than"]),
+    (FACTORY | {"dataset": "min, pairs, odd"},
+     ["3 faults", "min is not in data/dataset_info.json (did you mean 'mine'?)", "dataset.1: pairs: holds more than",
+      "odd: columns are a mapping"]),
     (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "split": 3}]}, ["no split '3'"]),
     (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "type": USER}]}, ["datasets.0 delete.jsonl: no column 'ask'"]),
 ]  # fmt: skip

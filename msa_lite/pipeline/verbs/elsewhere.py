@@ -212,7 +212,7 @@ def _source(path: str, names: Mapping[str, Any], place: Mapping[str, Any]) -> Da
         columns = {key: name for key, name in columns.items() if key not in ("question", "answer", "input")}
     if columns.get("messages") in ("messages", "conversations"):
         del columns["messages"]
-    places = {key: str(place[key]) for key in ("name", "split", "revision") if place.get(key)}
+    places: dict[str, Any] = {key: str(place[key]) for key in ("name", "split", "revision") if place.get(key)}
     return DataSource(path, **{"format": "text" if "text" in columns else "qa", **places, **columns})
 
 
