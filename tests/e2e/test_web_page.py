@@ -312,6 +312,12 @@ def test_a_run_that_is_not_finished_is_watched_until_it_can_be_asked(
         with in_use(copy, alone=True):  # a run may begin
             manifest.write_text(text)
             window.wait("!document.getElementById('to-ask').hidden")
+            assert "has ended" in window.run("return sentence.innerText")
+            marker = copy / "sweep.partial/.msa-lite-partial.json"
+            marker.parent.mkdir()
+            marker.write_text("{}")  # as a kill leaves it
+            window.wait("document.querySelector('tr.stopped')")
+            assert "No process" in window.run("return sentence.innerText")
         window.click("#to-ask")
         window.wait(READY)
         with pytest.raises(BusyError), in_use(copy, alone=True):

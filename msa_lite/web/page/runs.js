@@ -35,12 +35,12 @@ function show({ began, now, works, can_ask: canAsk, stages, losses, chart, comma
     const took = states[at] === "done" ? lasting(done - ends[ends.indexOf(done) - 1]) : "";
     return line(states[at].replaceAll(" ", "-"), name, states[at], clock(begun || done), took);
   }));
-  const current = stages[states.indexOf("under way")]?.name;
-  const goes = works ? "This run is going on" : canAsk ? "This run has ended" : "No process of this machine works on this run";
-  const count = `${states.filter((state) => state.startsWith("done")).length} of ${stages.length} stages are done`;
-  tell("sentence", `${goes}: ${count}${current ? `; under way: ${current}` : ""}.`);
+  const [current, done] = [stages[states.indexOf("under way")]?.name, states.filter((state) => state.startsWith("done"))];
+  const [isWhole, earlier] = [canAsk && done.length === stages.length, done.filter((state) => state === "done earlier").length];
+  const goes = works ? "This run is going on" : isWhole ? "This run has ended" : "No process of this machine works on this run";
+  tell("sentence", `${goes}: ${done.length} of ${stages.length} stages are done${earlier ? `, ${earlier} of them earlier` : ""}${current ? `; under way: ${current}` : ""}.`);
   tell("begun", `Begun ${clock(began)}, ${lasting(now - began)} ago.${stages.length ? "" : " Models and data are prepared first."}`);
-  tell("next", canAsk ? (works ? "The model is there; attacks go on." : "The run has ended.") : works ? "" : `It goes on with: ${command}`);
+  tell("next", works ? (canAsk ? "The model is there; attacks go on." : "") : isWhole ? "The run has ended." : `It goes on with: ${command}`);
   Object.assign(byId("to-ask"), { hidden: !canAsk, href: address("./") });
   const curves = Object.entries(losses).filter(([, steps]) => steps.length > 1);
   byId("losses").replaceChildren(...curves.map(([name, steps]) => drawLoss(name, steps)));
