@@ -294,6 +294,7 @@ def test_a_blind_question_tells_nothing_before_the_choice(address: str, finished
 
 
 @needs_browser
+@pytest.mark.slow
 def test_a_run_that_is_not_finished_is_watched_until_it_can_be_asked(
     finished: Path, window: Browser, tmp_path: Path
 ) -> None:
