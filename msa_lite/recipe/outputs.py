@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from msa_lite.catalogue import ATTACKS, BENCHMARKS, EVIDENCE, OWN, paper_scores, published, splits_help
 from msa_lite.errors import nearest
@@ -125,8 +125,6 @@ class AttackKeys(Closed):
 
 class Merge(Closed):
     """The merge of target and vectors into the unlearned model."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: Literal["same", "bfloat16", "float16", "float32"] = "same"
     """The stored dtype. same: the target's, file by file."""

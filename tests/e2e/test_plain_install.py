@@ -195,6 +195,7 @@ def test_recipes_are_listed_copied_and_checked(plain: Plain) -> None:
     assert "tofu/forget10" in json.loads(listed)
     values = json.loads(checked)
     assert (values["vector"]["epochs"], values["track"], values["prompt"]["kind"]) == (3, ["tensorboard"], "default")
+    assert values["merge"]["as"] == "model"
     assert json.loads(schema)["properties"]["forget"]
     ((code, _, err),) = plain.run(["recipes", "validate", "mine.yaml", "merge.dtyp=x", "evaluate.benchmark=tofuu"])
     assert (code, "merge.dtyp" in err, "tofu" in err) == (2, True, True)

@@ -24,6 +24,10 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
+    def model_dump(self, **settings: Any) -> dict[str, Any]:
+        """Return the values by the keys that are written, such as `as`."""
+        return super().model_dump(**({"by_alias": True} | settings))
+
 
 @dataclass(frozen=True)
 class Before:
