@@ -353,7 +353,9 @@ def test_a_load_that_holds_up_the_end_is_told(panel: Slow, monkeypatch: pytest.M
 
 
 def test_a_list_says_which_runs_are_purged_broken_or_not_finished(tmp_path: Path) -> None:
-    runs = {name: make_run_folder(tmp_path / name) for name in ("done", "purged", "broken", "begun", "<b>going")}
+    runs = {
+        name: make_run_folder(tmp_path / name) for name in ("done", "purged", "broken", "begun", "again", "<b>going")
+    }
     (runs["purged"] / "purged.json").write_text('{"began": "2026-01-02T00:00:00+00:00", "removed": []}')
     (runs["broken"] / "verdict.json").write_text('{"outcome": ')
     for name in ("begun", "<b>going"):
@@ -361,7 +363,8 @@ def test_a_list_says_which_runs_are_purged_broken_or_not_finished(tmp_path: Path
         (runs[name] / "model/manifest.json").unlink()
     (tmp_path / "other").mkdir()
     (tmp_path / "other/recipe.yaml").write_text("target: x\n")
-    with locked(runs["<b>going"]):
+    (runs["again"] / "verdict.json").unlink()  # a run that makes another model in the place of the one there
+    with locked(runs["<b>going"]), locked(runs["again"]):
         lines = {line["name"]: line for line in list_facts(tmp_path)["runs"]}
         with served(make_app(tmp_path, Desk(), TOKEN)) as port:
             for name, view in (("", "list"), ("?run=begun", "watch"), ("?run=..%2Fx", None), ("?run=", None)):
@@ -370,7 +373,7 @@ def test_a_list_says_which_runs_are_purged_broken_or_not_finished(tmp_path: Path
     notes = {name: line["note"].partition(":")[0] for name, line in lines.items()}
     assert notes == {
         "done": "", "purged": "purged on 2026-01-02", "broken": "cannot be read", "begun": "not finished",
-        "<b>going": "still going", "other": "cannot be read",
+        "<b>going": "still going", "again": "still going", "other": "cannot be read",
     }  # fmt: skip
     assert (lines["done"]["outcome"], lines["begun"]["outcome"]) == ("PASS", None)
     assert lines["done"]["model"]
