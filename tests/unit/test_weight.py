@@ -10,7 +10,7 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_416,
     "modules": 291,
-    "lines of the tests": 44_871,
+    "lines of the tests": 44_874,
     "words of the docs": 49_386,
     "commands": 25,
     "options": 111,
