@@ -276,6 +276,7 @@ def env_command(as_json: bool) -> None:
 
     \b
     msa-lite env
+    msa-lite env --json > machine.json
     """
     from msa_lite.io.models.devices import describe_machine
 
