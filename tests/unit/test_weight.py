@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_416,
     "modules": 291,
     "lines of the tests": 44_874,
-    "words of the docs": 49_386,
+    "words of the docs": 49_391,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
