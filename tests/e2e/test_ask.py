@@ -229,7 +229,7 @@ def test_a_run_that_forgets_too_little_fails_with_all_files_there(
     assert "surely more than 10 points above the control" in verdict["reasons"][0]
     text = page_text(run_folder)
     assert verdict["sentence"] in text
-    assert "\nFAIL\n" in text
+    assert re.search(r"^FAIL\b", text, re.MULTILINE)
     assert (run_folder / "model/config.json").is_file()
     # At the end, ten questions side by side, half of them to be forgotten; the report keeps them to itself.
     assert (stdout.count("\nforget  "), stdout.count("\nretain  "), stdout.count("\n  unlearned  ")) == (5, 5, 10)
