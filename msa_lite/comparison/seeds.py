@@ -14,7 +14,7 @@ from msa_lite.comparison.entries import METHOD_LABELS, Entry
 from msa_lite.errors import MsaError
 from msa_lite.io.files.reading import parse_yaml
 from msa_lite.io.files.writing import canonical_json
-from msa_lite.report.run.provenance import RECIPE_FILE, read_run, recorded_baseline, recorded_revisions
+from msa_lite.report.run.provenance import RECIPE_FILE, read_run, recorded_method, recorded_revisions
 from msa_lite.report.tables.reports import Metric
 
 _OUTPUT = "OUTPUT"
@@ -56,7 +56,7 @@ def _recipe_of(entry: Entry) -> tuple[str, int] | None:
             models = {**values, **(values.get("evaluate") or {})}
             noted = recorded_revisions(text).items()
             fixed = [(role, model) for role, model in noted if not str(models.get(role, _OUTPUT)).startswith(_OUTPUT)]
-            return canonical_json([entry.role, recorded_baseline(text), values, fixed]), seed
+            return canonical_json([entry.role, recorded_method(text)[0], values, fixed]), seed
     return None
 
 

@@ -28,8 +28,7 @@ from msa_lite.io.finished.seal import (
 )
 from msa_lite.io.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.weights.checkpoint import INDEX_FILE
-from msa_lite.io.weights.companions import CODE, TEMPLATES, name_in
-from msa_lite.io.weights.hub import tokenizer_files
+from msa_lite.io.weights.companions import CODE, LOADED, TEMPLATES, find_files, name_in
 from msa_lite.publish.private import (
     Secrets,
     clean_config,
@@ -44,10 +43,7 @@ from msa_lite.report.page.card import SWITCH, UNDO, is_local, is_word, model_car
 from msa_lite.report.verdict.verdict import VERDICT_FILE
 
 FORMS = ("model", "adapter")
-_MODEL_FILES = (
-    "*.safetensors", INDEX_FILE, "config.json", "generation_config.json", "preprocessor_config.json",
-    "processor_config.json", "LICENSE*", "NOTICE*", CODE,
-)  # fmt: skip
+_MODEL_FILES = ("*.safetensors", INDEX_FILE, *LOADED)
 _ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 _CONFIGS = ("*config.json", "special_tokens_map.json", INDEX_FILE)  # vocabularies may hold any text
 _TEXTS = ("LICENSE*", "NOTICE*", "chat_template*", TEMPLATES, CODE)
@@ -174,11 +170,11 @@ def _check_kind(folder: Path, manifest: dict[str, Any], options: PublishOptions)
             f"{folder}: is a vector, or a model that was tuned on the data: whoever has it can put the data "
             f"back into the unlearned model, or find out about the data. Publish the model itself; {consent}"
         )
-    is_made = "checkpoint" in manifest["inputs"]  # by another method
+    is_made = "checkpoint" in manifest["inputs"] and manifest["change"]["weights_changed"] > 0  # by another method
     if not is_made and all(term["weight"] >= 0 and side_of(term) in ("forget", "retain") for term in manifest["terms"]):
         raise UsageError(
-            f"{folder}: nothing was subtracted here (alpha is 0), so this is the target, or a model that was tuned "
-            f"on data; {consent}"
+            f"{folder}: nothing was subtracted here (alpha is 0, or another method changed no weight), so this is the "
+            f"target, or a model that was tuned on data; {consent}"
         )
 
 
@@ -257,10 +253,10 @@ def _files(
 ) -> list[SentFile]:
     """Return the files to send, without what is private; files that cannot go without it are gathered in `faults`."""
     patterns = _ADAPTER_FILES if kind == "adapter" else _MODEL_FILES
-    tokens = set() if kind == "adapter" else {name_in(folder, path) for path in tokenizer_files(folder)}
+    sent = {name_in(folder, path) for path in find_files(folder, patterns)}
     items, left, notes = list[SentFile](), list[str](), list[str]()
     for name, entry in manifest["files"].items():
-        if name not in tokens and ("/" in name or not _fits(name, patterns)):
+        if name not in sent:
             left.append(name)
             continue
         path, content, remains = folder / name, None, list[str]()

@@ -337,6 +337,8 @@ def test_the_target_itself_entered_fails_and_its_change_in_place_is_told(
 ) -> None:
     place = edited(knowing / "target", tmp_path / "same")
     (place / "model.safetensors").chmod(0o600)
+    set_config(place, transformers_version="4.50.0", use_cache=False, attention_dropout=0.1, _name_or_path="elsewhere")
+    shutil.copyfile(knowing / "data/forget.jsonl", place / "samples.json")
     all_learnt = {**runs.recipe["retain"], "data": {"path": str(knowing / "data/retain.jsonl")}}
     recipe = {**runs.recipe, "retain": all_learnt, "output": str(tmp_path / "run"), "merge": {"as": "adapter"}}
     result = msa_lite.run_baseline(None, recipe, model=str(place))
@@ -344,6 +346,9 @@ def test_the_target_itself_entered_fails_and_its_change_in_place_is_told(
     assert (result.verdict.outcome, result.merged.weights_changed) == ("FAIL", 0)
     assert "every weight is the target's own" in caplog.text
     assert (place / "model.safetensors").stat().st_mode & 0o777 == 0o600
+    assert not [*result.folder.rglob("*samples*")]  # they hold the rows, and no purge would find them
+    with pytest.raises(UsageError, match="this is the target"):
+        make_contents(result.folder, PublishOptions(accept=True))
 
     with open(place / "model.safetensors", "r+b") as stream:
         stream.seek(-4, os.SEEK_END)
@@ -365,6 +370,13 @@ def edited(folder: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], 
     return out
 
 
+def set_config(folder: Path, **values: Any) -> Path:
+    """Change keys of a model's config."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
 def deeper(folder: Path, out: Path) -> Path:
     """A model like another, with a layer more."""
     config = AutoConfig.from_pretrained(folder)
@@ -378,6 +390,7 @@ def deeper(folder: Path, out: Path) -> Path:
     [
         ("adapter", "whole model is needed"), ("lacks a tensor", "norm.weight: missing"),
         ("another size", r"layers\.1\..*: in the checkpoint, not in the target"), ("nan", "NaN"),
+        ("computes otherwise", r"(?s)hidden_act: .*relu.*\n  rms_norm_eps.*\n  rope_parameters: .*77"),
         ("both", "either"), ("neither", "either"),
         ("no name", "empty name"), ("missing", "no such folder"),
     ],
@@ -391,6 +404,9 @@ def test_what_is_no_result_of_another_method_is_refused(
         "lacks a tensor": lambda: edited(target, tmp_path / "it", lambda weights: weights.pop(norm)),
         "another size": lambda: deeper(target, tmp_path / "it"),
         "nan": lambda: edited(target, tmp_path / "it", lambda w: w[norm].fill_(float("nan"))),
+        "computes otherwise": lambda: set_config(
+            edited(target, tmp_path / "it"), hidden_act="relu", rms_norm_eps=0.5, rope_parameters={"rope_theta": 77.0}
+        ),
         "both": lambda: target,
         "no name": lambda: "",
         "missing": lambda: tmp_path / "nowhere",
@@ -405,6 +421,7 @@ def test_another_method_is_named_after_its_checkpoint(tmp_path: Path) -> None:
     names = {
         "ga": "ga", "run/model": "run-model", "trl/checkpoint-500": "trl-checkpoint-500", "npo": "npo-checkpoint",
         "npo-prior": "npo-prior-checkpoint", "my model (2)": "my-model-2", "x.partial": "x-partial",
+        "ideal": "ideal-checkpoint", "Target": "Target-checkpoint", "SimNPO": "SimNPO-checkpoint",
     }  # fmt: skip
     for place, name in names.items():
         (tmp_path / place).mkdir(parents=True)

@@ -233,8 +233,9 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 
 def test_companions_are_copied_and_what_else_is_there_is_named(tmp_path: Path) -> None:
     kept = ["LICENSE", "additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json"]
-    kept += ["generation_config.json", "merges.txt", "tokenizer.model", "vocab.tiktoken"]
-    left = ["adapter_config.json", "onnx/model.onnx", "optimizer.pt", "run.py"]
+    kept += ["generation_config.json", "merges.txt", "tekken.json", "tokenizer.model", "video_preprocessor_config.json"]
+    kept += ["vocab.tiktoken"]
+    left = ["adapter_config.json", "onnx/model.onnx", "optimizer.pt", "run.py", "samples.txt", "trainer_state.json"]
     others = ["manifest.json", ".msa-lite-partial.json", "README.md"]
     write_shards(tmp_path, {SINGLE_FILE: ["a"]})
     for name in [*kept, *left, *others]:

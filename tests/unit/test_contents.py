@@ -80,7 +80,8 @@ def test_code_and_further_templates_of_the_target_go_along_and_are_told(tmp_path
 def test_a_model_goes_with_what_loading_needs_and_a_card_for_the_public(tmp_path: Path) -> None:
     write_parts(tmp_path, CARD)
     out = make_merge(tmp_path)
-    add_outcome(out)
+    shutil.copyfile(tmp_path / "target/trainer_state.json", out / "state.json")  # the merge does not take it along
+    add_files(out, ["state.json"], {"outcome": OUTCOME})
     sent = contents(out, repo="me/unlearned")
     assert [file.name for file in sent.files] == MODEL
     assert (sent.kind, sent.folder) == ("model", out)
@@ -94,7 +95,7 @@ def test_a_model_goes_with_what_loading_needs_and_a_card_for_the_public(tmp_path
     everything = b"".join(bytes_of(sent).values())
     for private_part in (str(tmp_path), "/home/eve", "trainer", "run/model", "forget/"):
         assert private_part.encode() not in everything
-    assert any("trainer_state.json" in caution for caution in sent.cautions)
+    assert next(caution for caution in sent.cautions if caution.startswith("not sent")).endswith(" state.json")
 
 
 def test_a_download_can_be_verified_and_told_from_a_changed_one(tmp_path: Path) -> None:

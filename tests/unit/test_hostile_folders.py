@@ -147,9 +147,9 @@ def test_companions_that_lie_elsewhere_are_refused(inputs: dict[str, Path], name
 
 
 def test_a_huge_file_that_only_looks_like_a_companion_is_refused(inputs: dict[str, Path]) -> None:
-    (inputs["target"] / "log.txt").touch()
-    os.truncate(inputs["target"] / "log.txt", 1 << 40)
-    assert_refused(inputs, "log.txt: .* TB; move it elsewhere")
+    (inputs["target"] / "vocab.txt").touch()
+    os.truncate(inputs["target"] / "vocab.txt", 1 << 40)
+    assert_refused(inputs, "vocab.txt: .* TB; move it elsewhere")
 
 
 # Names of shards

@@ -18,6 +18,7 @@ from msa_lite.io.weights.hub import fetch
 from msa_lite.io.weights.matching import find_names
 from msa_lite.io.weights.writer import write_companions
 from msa_lite.merger import Precision, Term, merge, merge_adapters
+from msa_lite.merger.checks.interference import measure_model
 from msa_lite.merger.vectors.vector import compare_checkpoints
 from msa_lite.pipeline.prepare.models import same_weights
 from msa_lite.pipeline.run.merge import LoadedTarget
@@ -503,3 +504,28 @@ def test_a_module_of_the_targets_own_stays_and_is_named_but_a_layer_is_missed(tm
         merge(tmp_path / "target", tmp_path / "no", forget=tmp_path / "half", prior=prior.folder)
     with pytest.raises(MismatchError, match=r"visual.*: in the target, not in the tuned checkpoint"):
         merge(tmp_path / "target", tmp_path / "no", forget=forget.folder, prior=tmp_path / "whole")
+
+
+EMBED, HEAD, OLD = f"{E}.weight", f"{H}.weight", WEIGHTS[f"{E}.weight"]
+CUT = OLD + np.eye(ROWS, SIZE)  # four numbers are others
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ties", "changed"),
+    [
+        ({}, {HEAD: CUT}, False, {HEAD: 4}), ({}, {HEAD: CUT}, True, {HEAD: 4}), ({}, {HEAD: OLD}, False, {}),
+        ({HEAD: CUT}, {}, True, {HEAD: 4}), ({HEAD: OLD}, {}, True, {}), ({}, {EMBED: CUT}, True, {EMBED: 4}),
+        ({}, {EMBED: np.vstack([CUT, OLD])}, True, {EMBED: 4 + ROWS * SIZE}),
+        ({HEAD: OLD}, {EMBED: OLD[:-1], HEAD: OLD[:-1]}, False, {EMBED: SIZE, HEAD: SIZE}),
+    ],
+)  # fmt: skip
+def test_a_head_or_rows_that_one_of_two_models_lacks_are_no_blind_spot(
+    tmp_path: Path, before: Arrays, after: Arrays, ties: bool, changed: dict[str, int]
+) -> None:
+    """`ties`: what the second model's config says. transformers 5 goes by the files where they hold two matrices."""
+    tied = {"target": not before, "model": ties}
+    target, model = (
+        make(tmp_path / name, arrays, **(TIED | {"vocab_size": len(arrays[EMBED]), "tie_word_embeddings": tied[name]}))
+        for name, arrays in (("target", WEIGHTS | before), ("model", WEIGHTS | after))
+    )
+    assert {name: change.changed for name, change in measure_model(target, model, "it").items()} == changed

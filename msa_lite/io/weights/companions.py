@@ -19,6 +19,17 @@ from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint
 TEMPLATES = "additional_chat_templates/*.jinja"
 CODE = "*.py"
 PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*", TEMPLATES, CODE)
+"""The files that count for a model's revision, and are fetched with it."""
+TOKENIZER = (
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "emoji.json", "tekken.json", "*.model", "*.tiktoken", "chat_template*", TEMPLATES,
+)  # fmt: skip
+"""The files that save_pretrained of a tokenizer writes, of any family."""
+LOADED = (
+    *TOKENIZER, "config.json", "generation_config.json", "*processor_config.json", "hf_quant_config.json", "LICENSE*",
+    "NOTICE*", CODE,
+)  # fmt: skip
+"""What is copied and published: what loading needs, and the licence. A training's other files may hold rows."""
 _OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
 _LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 _CODED = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -63,11 +74,12 @@ def companion_files(folder: Path) -> list[Path]:
 
 
 def copied_files(folder: Path) -> list[Path]:
-    """Return the companion files that a merged model gets.
+    """Return the companion files that a model made of this one gets: `LOADED` alone.
 
     An adapter's config is none: transformers would load the base that it names in the model's place.
     """
-    return [path for path in companion_files(folder) if path.name != "adapter_config.json"]
+    loaded = {*find_files(folder, LOADED)}
+    return [path for path in companion_files(folder) if path in loaded]
 
 
 def needs_code(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from msa_lite.io.weights.companions import (
     CODE,
     PATTERNS,
     TEMPLATES,
+    TOKENIZER,
     companion_files,
     copy_into,
     find_files,
@@ -334,11 +335,6 @@ def content_files(folder: Path) -> dict[str, Path]:
     return {name_in(folder, path): path for path in files}
 
 
-# The files that save_pretrained of a tokenizer writes, of any family.
-_PATTERNS = (
-    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "chat_template*", TEMPLATES,
-)  # fmt: skip
 _TEMPLATES = "chat_template"
 _MAIN = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
@@ -350,7 +346,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the files of a folder that belong to its tokenizer, the chat template included, sorted."""
-    return find_files(folder, _PATTERNS)
+    return find_files(folder, TOKENIZER)
 
 
 def fetch_tokenizer(name: str) -> Source:
@@ -358,7 +354,7 @@ def fetch_tokenizer(name: str) -> Source:
 
     Raise UsageError when there is none.
     """
-    source = fetch_files(name, (*_PATTERNS, "config.json"), hash_tokenizer)
+    source = fetch_files(name, (*TOKENIZER, "config.json"), hash_tokenizer)
     if not has_tokenizer(source.folder):
         raise UsageError(f"{name}: holds no tokenizer (tokenizer.json or tokenizer_config.json)")
     return source

@@ -15,7 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, at_most, join_faults, nearest
 from msa_lite.io.weights.checkpoint import INDEX_FILE, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.weights.companions import check_companions, companion_files, unnamed_shards
+from msa_lite.io.weights.companions import check_companions, copied_files, unnamed_shards
 from msa_lite.io.weights.factors import LowRank
 from msa_lite.io.weights.hub import Source, tokenizer_files
 from msa_lite.io.weights.matching import check_names
@@ -266,7 +266,7 @@ def check_merge(
 ) -> CheckedMerge:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
-    check_companions(checkpoint.folder, companion_files(checkpoint.folder))
+    check_companions(checkpoint.folder, copied_files(checkpoint.folder))
     if target.tokenizer:
         check_companions(target.tokenizer.folder, tokenizer_files(target.tokenizer.folder))
     folders = [term.with_vector(term.vector.folder) for term in terms]

@@ -10,8 +10,11 @@ them was new, and all pairs of n requests would be n² many. Of the pairs, the m
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from msa_lite.io.console.progress import notices
 from msa_lite.io.weights.blocks import Files, Scratch, read_rows
 from msa_lite.io.weights.checkpoint import Checkpoint
 from msa_lite.io.weights.matching import aligned
+from msa_lite.io.weights.tied_head import as_used, ties_head
+from msa_lite.io.weights.vocabulary import differ_in_tokens
 from msa_lite.merger.checks.checked import CheckedMerge
 from msa_lite.merger.checks.memory import blocks_of
 from msa_lite.merger.fidelity import Change, cosine, measure, measure_deltas, measure_factors
@@ -110,15 +115,22 @@ def _parts(files: Files, checked: CheckedMerge, name: str) -> Iterator[list[Term
 def measure_model(target: Checkpoint, model: Checkpoint, name: str) -> dict[str, Change]:
     """Return the changes of a model beside the target, by tensor; of those that changed alone.
 
-    Tensors of codes, and those of another shape, are left out. Raise MismatchError for NaN or infinities in the model.
-    name: of the model, for the message.
+    A head of the model's own is compared with the embedding that the target has for it. Rows of tokens that only one
+    of the two has count as changed, and in no norm. Tensors of codes, and masks of another shape, are left out. Raise
+    MismatchError for NaN or infinities in the model. name: of the model, for the message.
     """
-    files, theirs, changes = Files(), aligned(model, target).tensors, dict[str, Change]()
+    files, changes, model = Files(), dict[str, Change](), aligned(model, target)
+    if ties_head(target) and not ties_head(model):
+        target = replace(target, tensors={**target.tensors, **as_used(target, model).tensors})
+    theirs = as_used(model, target)
     for tensor, entry in target.tensors.items():
-        other, change = theirs.get(tensor), Change()
-        if other is None or not (entry.is_float and other.is_float) or other.shape != entry.shape:
+        other = theirs.tensors.get(tensor)
+        is_resized = differ_in_tokens(target, theirs, tensor)
+        if other is None or not (entry.is_float and other.is_float) or not (entry.shape == other.shape or is_resized):
             continue
-        for start, stop in blocks_of(entry):
+        extra = abs(math.prod(entry.shape) - math.prod(other.shape))
+        change = Change(weights=extra, changed=extra)
+        for start, stop in blocks_of(min(entry, other, key=attrgetter("shape"))):
             before, after = (read_rows(files, e, start, stop).astype(np.float64) for e in (entry, other))
             if not np.isfinite(after).all():
                 raise MismatchError(f"{name} holds NaN or infinities ({tensor})")

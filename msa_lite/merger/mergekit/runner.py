@@ -29,7 +29,6 @@ from msa_lite.io.weights.adapter import is_adapter
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.weights.companions import (
     check_companions,
-    companion_files,
     copied_files,
     copy_into,
     name_in,
@@ -94,7 +93,7 @@ def _check_fit(inputs: Inputs) -> Checkpoint:
     """Return the target by its headers. Raise for models of which mergekit would pass over a part."""
     models = {n: load_checkpoint(s.folder) for n, s in inputs.sources.items() if not is_adapter(s.folder)}
     target, faults = models["target"], []
-    check_companions(target.folder, companion_files(target.folder))
+    check_companions(target.folder, copied_files(target.folder))
     for name, model in models.items():
         check_companions(model.folder, tokenizer_files(model.folder))  # the recipe may take it from there
         faults += compare_checkpoints(target, model, ("target", name)) if name != "target" else []

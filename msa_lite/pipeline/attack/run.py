@@ -37,7 +37,7 @@ from msa_lite.recipe import load_recipe
 from msa_lite.record.seal import RECORD_FILE
 from msa_lite.report import REPORT_FILE, Report, write_report
 from msa_lite.report.run.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
-from msa_lite.report.run.provenance import is_entered, purge_day, read_run, recorded_baseline
+from msa_lite.report.run.provenance import purge_day, read_run, recorded_method
 from msa_lite.report.run.stages import add_stages
 from msa_lite.report.run.story import load_story
 
@@ -118,10 +118,10 @@ def _campaign(opened: RunFolder, attacks: Sequence[str], overrides: Iterable[str
     recipe = load_recipe(opened.recipe, changes)
     if not has_precision(recipe.vector.compute):  # the run was made on another machine
         recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
-    baseline = recorded_baseline(text := read_run(opened.folder))
-    scope = entered_scope(str(baseline), recipe) if is_entered(text) else msa_scope(recipe)
-    if baseline and not is_entered(text):
-        scope = baseline_scope(baseline, recipe)[0]
+    name, is_entered = recorded_method(read_run(opened.folder))
+    scope = msa_scope(recipe)
+    if name is not None:
+        scope = entered_scope(name, recipe) if is_entered else baseline_scope(name, recipe)[0]
     campaign = open_attacks(prepare(recipe, replace(scope, folder=opened.folder)), opened.result, attacks)
     check_as_written(opened.folder, [*REPORT_FILES, *_findings(campaign.attacks)])
     if recipe.evaluate and "sample" in campaign.attacks:

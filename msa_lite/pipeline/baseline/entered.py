@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 _COMMON = re.compile(r"(checkpoint|step|epoch)?[-_]?\d*|(final[-_]?)?(model|checkpoint|merged|output)|unlearned|final")
 AS_MODEL = ("merge.as=model",)
 """The change of a recipe that enters a result: what was made is a whole model."""
-_OWN = {"msa", TASK_VECTOR, *METHODS, *(f"{name}-prior" for name in METHODS)}  # names of folders of our own methods
+# Names of our own methods' folders, and of the models that `compare` has in rows of their own.
+_OWN = {"msa", "target", "prior", "ideal", TASK_VECTOR, *METHODS, *(f"{name}-prior" for name in METHODS)}
 
 
 def entered_name(checkpoint: str) -> str:
@@ -62,7 +63,7 @@ def entered_name(checkpoint: str) -> str:
     is_common = _COMMON.fullmatch(names[-1].lower()) is not None
     name = re.sub(r"[^\w.-]+", "-", "-".join(names[-2:] if is_common else names[-1:]), flags=re.ASCII).strip("-.")
     name = re.sub(r"\.(?=partial$|previous$)", "-", name) or "model"  # what msa-lite calls an unfinished folder
-    return f"{name}-checkpoint" if name in _OWN else name
+    return f"{name}-checkpoint" if name.lower() in _OWN else name
 
 
 def entered_scope(name: str, recipe: Recipe, checkpoint: str | None = None) -> Scope:
@@ -144,9 +145,10 @@ def _enter(context: Context, progress: Progress) -> Merged:
         return Merged.recorded(out, manifest)
     target, source = run.sources["target"], run.sources["checkpoint"]
     model, changes = load_checkpoint(source.folder), _changes(target.folder, source.folder, digest(_inputs(run)))
-    whole, same = total(changes.values()), "every weight is the target's own: nothing was unlearned"
-    for note in (notes := () if changes else (same,)):
-        logger.warning("checkpoint %s: %s", source.name, note)
+    whole = total(changes.values())
+    notes = () if changes else ("every weight is the target's own: nothing was unlearned",)
+    if notes:
+        logger.warning("checkpoint %s: %s", source.name, *notes)
     merged = Merged(
         out, len(changes), whole.weights, whole.changed, None, whole.relative_size if changes else 0.0, notes=notes
     )

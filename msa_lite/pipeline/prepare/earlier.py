@@ -34,7 +34,7 @@ from msa_lite.report.run.provenance import (
     RECIPE_FILE,
     purge_day,
     read_run,
-    recorded_baseline,
+    recorded_method,
     recorded_revisions,
 )
 from msa_lite.report.verdict.figures import EARLIER_SET, EarlierFacts
@@ -137,7 +137,7 @@ def _open(folder: Path, by: str) -> EarlierRun:
     """Open one run. by: for messages, the run that names it."""
     try:
         text = read_run(folder)
-        is_own = recorded_baseline(text) is None
+        is_own = recorded_method(text)[0] is None
     except UsageError:
         is_own = False
     if not is_own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from msa_lite.evals.scores.suite import check_same_tokens
 from msa_lite.io.console.progress import Progress, notices
 from msa_lite.io.finished.seal import load_manifest
 from msa_lite.io.models.guards import pattern_fault
+from msa_lite.io.models.loading import open_config
 from msa_lite.io.weights.adapter import base_name, is_bare_adapter
 from msa_lite.io.weights.blocks import Files, read_part
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
@@ -51,6 +52,11 @@ from msa_lite.train.memory.model import planned_adapter
 # An adapter, or a model that is stored as codes, under one of these keys is written out to this folder of the run.
 WRITTEN_OUT = ("target", "prior")
 _BLOCK = 1 << 22  # bytes compared at a time
+_INERT = re.compile(
+    r"_name_or_path|architectures|vocab_size|tie_word_embeddings|output_.*|"
+    r".*(dtype|version|cache|token_id|drop|initializer|loss).*"
+)
+"""Keys of a config that change nothing of what the weights compute, or that the weights themselves are compared for."""
 
 
 def find_models(recipe: Recipe, start: str, checkpoint: str | None = None) -> dict[str, Source]:
@@ -227,7 +233,8 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
 def _check_entered(target: Source, checkpoint: Source) -> None:
     """Raise, by headers alone, where another method's result is no model of the target's form.
 
-    UsageError for an adapter and for codes, MismatchError for tensors of other names or shapes, or another vocabulary.
+    UsageError for an adapter and for codes, MismatchError for tensors of other names or shapes, another vocabulary, or
+    a config that computes something else.
     """
     if is_bare_adapter(checkpoint.folder):
         raise UsageError(f"{whole_model_first(checkpoint.name, checkpoint.folder)}, then --model WHOLE")
@@ -237,13 +244,23 @@ def _check_entered(target: Source, checkpoint: Source) -> None:
             f"{checkpoint.name}: is stored in {form}; AutoModelForCausalLM.from_pretrained(…).dequantize() and "
             "save_pretrained() write its weights as floats"
         )
-    if faults := compare_checkpoints(goal, model, ("target", "checkpoint"), ()):
+    faults = compare_checkpoints(goal, model, ("target", "checkpoint"), ())
+    if faults := [*faults, *_compare_configs(*(open_config(s.folder).to_dict() for s in (target, checkpoint)))]:
         headline = f"checkpoint {checkpoint.name} is no result of unlearning from the target {target.name}:"
         raise MismatchError(join_faults(headline, faults))
     check_same_tokens(target, checkpoint)
     check_companions(checkpoint.folder, copied_files(checkpoint.folder))
     if model.dtype_name != goal.dtype_name:
         notices.info("%s: stored in %s, the target in %s", checkpoint.name, model.dtype_name, goal.dtype_name)
+
+
+def _compare_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys by which two configs, as transformers has them, let the same weights compute otherwise."""
+    for key in sorted(first.keys() & second.keys()):
+        if key.endswith("_config") and isinstance(first[key], dict) and isinstance(second[key], dict):
+            yield from (f"{key}.{fault}" for fault in _compare_configs(first[key], second[key]))
+        elif first[key] != second[key] and not _INERT.fullmatch(key):
+            yield f"{key}: {first[key]} in the target's config, {second[key]} in the checkpoint's"
 
 
 def check_apart(target: Source, prior: Source) -> None:

@@ -33,7 +33,7 @@ from msa_lite.pipeline.prepare.prompt import find_prompter
 from msa_lite.pipeline.run.folder import RunFolder, open_run
 from msa_lite.pipeline.run.merge import LoadedTarget, Terms, merge_precision, point_terms
 from msa_lite.recipe import Recipe
-from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_baseline
+from msa_lite.report.run.provenance import PURGED_FILE, RECIPE_FILE, read_run, recorded_method
 from msa_lite.report.tables.reports import reading
 from msa_lite.strengths import Strengths
 
@@ -296,7 +296,7 @@ def _open_merged_points(run: RunFolder, target: Source | None) -> MergedPoints:
     recipe, folder = run.recipe, run.folder
     if target is None:
         raise UsageError("the target is not there")
-    if method := recorded_baseline(read_run(folder)):
+    if method := recorded_method(read_run(folder))[0]:
         raise UsageError(f"this is a run of {method}, which has no α and β")
     chosen = strengths_of(recipe, folder)
     if chosen is None:

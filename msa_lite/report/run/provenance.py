@@ -74,7 +74,7 @@ def load_provenance(folder: Path) -> Provenance:
     given = given_paths_of(text, path)
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"# {GIVEN}"))
     notes = [line for line in text.splitlines()[1:] if line.startswith("# ")]
-    pinned = recorded_revisions(text)
+    pinned, baseline = recorded_revisions(text), recorded_method(text)[0]
     merge = values.get("merge")
     form: Literal["model", "adapter"] = (
         "adapter" if isinstance(merge, dict) and merge.get("as") == "adapter" else "model"
@@ -85,8 +85,8 @@ def load_provenance(folder: Path) -> Provenance:
     return Provenance(
         recipe=_for_readers(text, values, given),
         values=values,
-        method=recorded_baseline(text) or _own_method(values),
-        is_baseline=recorded_baseline(text) is not None,
+        method=baseline or _own_method(values),
+        is_baseline=baseline is not None,
         form=form,
         reason=next((line[2:] for line in notes if not _NOTE.match(line)), None),
         models={name: given.get(model, model) for name, model in _models(values, revisions).items()},
@@ -158,15 +158,13 @@ def read_run(folder: Path) -> str:
 ENTERED = "baseline --model"  # the command that enters another method's result
 
 
-def recorded_baseline(recipe: str) -> str | None:
-    """Return the method of a baseline's run by the first line of its recipe.yaml; None for a recipe's own run."""
-    method = re.search(r"`msa-lite baseline (?:--model )?([\w.-]+)`", recipe.partition("\n")[0])
-    return method[1] if method else None
+def recorded_method(recipe: str) -> tuple[str | None, bool]:
+    """Return the method of a baseline's run by the first line of its recipe.yaml, and whether its result was entered.
 
-
-def is_entered(recipe: str) -> bool:
-    """Check by the first line of a run's recipe.yaml whether its model is another method's result."""
-    return f"`msa-lite {ENTERED} " in recipe.partition("\n")[0]
+    The method is None for a recipe's own run.
+    """
+    method = re.search(r"`msa-lite baseline (--model )?([\w.-]+)`", recipe.partition("\n")[0])
+    return (method[2], method[1] is not None) if method else (None, False)
 
 
 def _own_method(values: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ from msa_lite.report.run.provenance import (
     PURGED_FILE,
     WITH_VECTORS,
     Provenance,
-    is_entered,
     load_provenance,
     purge_day,
     read_run,
+    recorded_method,
     result_revision,
 )
 from msa_lite.report.run.rows import RowList, SideBySide
@@ -263,7 +263,7 @@ def formula_of(method: str, start: str, is_filtered: bool = False, is_later: boo
 
 
 def _start(provenance: Provenance) -> str:
-    if is_entered(provenance.recipe):
+    if recorded_method(provenance.recipe)[1]:
         return "checkpoint"
     baseline = provenance.values.get("baseline")
     return "prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"
