@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_416,
+    "lines of the package": 36_439,
     "modules": 291,
-    "lines of the tests": 44_874,
+    "lines of the tests": 44_912,
     "words of the docs": 49_391,
     "commands": 25,
     "options": 111,
