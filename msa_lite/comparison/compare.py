@@ -13,7 +13,7 @@ from msa_lite.comparison.agreement import caveats, check_agreement, merge_refere
 from msa_lite.comparison.entries import ROLES_OF_NAMES, SECTIONS, Entry, ModelValue, read_entries, set_apart
 from msa_lite.comparison.published import PublishedTable, Ratio, best_values, load_published, ratios
 from msa_lite.comparison.seeds import join_seeds
-from msa_lite.errors import UsageError, nearest
+from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
 from msa_lite.report.tables.formats import Cell, Section, TextTable, csv_lines, html_page, html_table, latex, markdown
 from msa_lite.report.tables.metrics import ATTACKED, EARLIER_GROUP, EVIDENT, metric_kind
 from msa_lite.report.tables.reports import Report, heading, number
@@ -74,8 +74,11 @@ def compare(
     if not entries and not table:
         raise UsageError("nothing to compare: give folders of runs or evaluations, reports, or a published table")
     entries, seed_notes = join_seeds(entries)
-    check_agreement(entries, table)
-    own = sorted(set_apart(merge_references(entries)), key=_place)
+    try:
+        check_agreement(entries, table)
+        own = sorted(set_apart(merge_references(entries)), key=_place)
+    except MismatchError as error:
+        raise MismatchError(join_faults(str(error), seed_notes)) from error
     printed = _published_entries(table) if table else []
     all_columns = _choose_columns([*own, *printed], metrics)
     columns = [one for one in all_columns if any(entry.value(one.name) is not None for entry in (*own, *printed))]

@@ -228,13 +228,18 @@ def _folder_name(place: Path) -> str:
     return folder.name or str(place)
 
 
+def _folders(entry: Entry) -> str:
+    """Return the name of an entry's folder, or those of its seeds'."""
+    return ", ".join(_folder_name(Path(one.source)) for one in [*entry.seeds.values()] or [entry])
+
+
 def set_apart(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries with labels that differ: equal ones get the folder's name added, then the path.
 
     Labels that the user gave stay as they are.
     """
     labelled = list(entries)
-    for detail_of in (lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
+    for detail_of in (_folders, lambda entry: entry.source):
         details: dict[str, set[str]] = {}
         for entry in labelled:
             details.setdefault(entry.label, set()).add(detail_of(entry))

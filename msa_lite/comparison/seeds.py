@@ -3,61 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from msa_lite.comparison.entries import METHOD_LABELS, Entry
 from msa_lite.errors import MsaError
 from msa_lite.io.files.reading import parse_yaml
 from msa_lite.io.files.writing import canonical_json
 from msa_lite.report.run.provenance import RECIPE_FILE, read_run, recorded_method, recorded_revisions
+from msa_lite.report.run.stages import load_stages
 from msa_lite.report.tables.reports import Metric
 
 _OUTPUT = "OUTPUT"
 
 
+class _SeedRun(NamedTuple):
+    """An entry of a run, with what decides whether it can be joined with others."""
+
+    recipe: str
+    """The recipe, method and role, without seed and output."""
+    seed: int
+    inputs: Mapping[str, str]
+    """The content hash of the data, and the revision of each model that lies outside the run's output."""
+    entry: Entry
+
+
 def join_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return the entries with one for each method of a recipe that was run with several seeds, and notes on these.
 
-    Two runs are of one recipe if their resolved recipes differ in seed and output alone, and target, prior and ideal
-    are the same, or each run's own, in its output. Entries with a label of the user's, and runs of a seed that stands
-    twice, stay as they are; so do target and ideal where all seeds ask them the same rows.
+    Runs are of one recipe if their resolved recipes differ in seed and output alone. They are joined if the content of
+    their data is the same, and target, prior and ideal are the same, or each run's own, in its output. Entries with a
+    label of the user's stay as they are; so do target and ideal where all seeds ask them the same rows. A note says why
+    others are not joined.
     """
-    groups: dict[str, list[tuple[int, Entry]]] = {}
-    for entry in entries:
-        if not entry.named and (known := _recipe_of(entry)):
-            groups.setdefault(known[0], []).append((known[1], entry))
-    rows, notes = {id(entry): entry for entry in entries}, dict[str, None]()
-    for group in groups.values():
-        seeds = dict(sorted(group, key=lambda pair: pair[0]))
-        same = _common([[entry.report.settings.get(key) for key in ("model", "sets")] for entry in seeds.values()])
-        if 1 < len(seeds) == len(group) and (group[0][1].role == "method" or same is None):
-            places = [id(entry) for _, entry in group]
-            rows = {place: row for place, row in rows.items() if place not in places[1:]} | {places[0]: _join(seeds)}
-            listed = ", ".join(map(str, seeds))
-            notes[f"rows of several seeds ({listed}): mean ± its standard error over the seeds; others: over items"] = (
-                None
-            )
-    return list(rows.values()), list(notes)
+    recipes: dict[str, list[_SeedRun]] = {}
+    for run in filter(None, map(_seed_run, entries)):
+        recipes.setdefault(run.recipe, []).append(run)
+    joined, gone, notes = dict[int, Entry](), set[int](), dict[str, None]()
+    for runs in recipes.values():
+        seeds = {run.seed: run.entry for run in sorted(runs, key=lambda run: run.seed)}
+        settings = [[run.entry.report.settings.get(key) for key in ("model", "sets")] for run in runs]
+        if len(runs) == 1 or (runs[0].entry.role != "method" and _common(settings)):
+            continue
+        if reason := _why_apart(runs):
+            notes[f"not joined ({_listed(seeds)}): {reason}"] = None
+            continue
+        joined[id(runs[0].entry)] = _join(seeds)
+        gone |= {id(run.entry) for run in runs[1:]}
+        head = f"rows of several seeds ({', '.join(map(str, seeds))})"
+        notes[f"{head}: mean ± its standard error over the seeds; others: over items"] = None
+    here = sorted({seed for row in joined.values() for seed in row.seeds})
+    for runs in recipes.values():
+        label, own = runs[0].entry.label, {run.seed for run in runs}
+        if runs[0].entry.role == "method" and set(here) - own:
+            notes[f"{label}: only with {_listed(own)}; seeds here: {', '.join(map(str, here))}"] = None
+    return [joined.get(id(entry), entry) for entry in entries if id(entry) not in gone], list(notes)
 
 
-def _recipe_of(entry: Entry) -> tuple[str, int] | None:
-    """Return what the runs of one recipe, method and role have in common, and the seed; None for what is no run."""
-    place = Path(entry.source)
-    with suppress(MsaError, LookupError, TypeError, ValueError):
-        if place.parent.parent.name == "evaluation":
-            values = parse_yaml(text := read_run(place.parent.parent.parent), RECIPE_FILE)
-            seed, output = int(values.pop("seed")), str(values.pop("output")).rstrip("/")
-            values = _moved(values, output)
-            models = {**values, **(values.get("evaluate") or {})}
-            noted = recorded_revisions(text).items()
-            fixed = [(role, model) for role, model in noted if not str(models.get(role, _OUTPUT)).startswith(_OUTPUT)]
-            return canonical_json([entry.role, recorded_method(text)[0], values, fixed]), seed
-    return None
+def _listed(seeds: Iterable[int]) -> str:
+    numbers = list(map(str, sorted(seeds)))
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
+def _why_apart(runs: Sequence[_SeedRun]) -> str:
+    """Return why runs of one recipe are not its seeds; empty where they are."""
+    if others := [name for name in runs[0].inputs if not _common([run.inputs.get(name) for run in runs])]:
+        return f"other {', '.join(others)}"
+    if len({run.seed for run in runs}) < len(runs):
+        return "a seed stands twice"
+    models, first = {canonical_json(run.entry.report.settings.get("model")) for run in runs}, runs[0].entry
+    return f"{first.label} is the same model twice" if first.role == "method" and len(models) < len(runs) else ""
+
+
+def _seed_run(entry: Entry) -> _SeedRun | None:
+    """Return an entry as a run; None for one with a label of the user's, and for what lies in no run's folder."""
+    evaluation = Path(entry.source).parent.parent
+    if entry.named or evaluation.name != "evaluation":
+        return None
+    try:
+        text, stages = read_run(evaluation.parent), load_stages(evaluation.parent)
+        values = parse_yaml(text, RECIPE_FILE)
+    except MsaError:
+        return None
+    seed, output = int(values.pop("seed")), str(values.pop("output")).rstrip("/")
+    values = _moved(values, output)
+    models = {**values, **(values.get("evaluate") or {})}
+    noted = recorded_revisions(text).items()
+    fixed = {role: model for role, model in noted if not str(models.get(role, _OUTPUT)).startswith(_OUTPUT)}
+    inputs = {"data": stages.data or entry.source, **fixed}
+    return _SeedRun(canonical_json([entry.role, recorded_method(text)[0], values]), seed, inputs, entry)
 
 
 def _moved(value: Any, output: str) -> Any:
@@ -80,10 +117,7 @@ def _join(seeds: Mapping[int, Entry]) -> Entry:
     names = dict.fromkeys(name for entry in entries for name in entry.report.metrics)
     metrics = {name: _mean({seed: entry.report.metrics.get(name) for seed, entry in seeds.items()}) for name in names}
     label = _common([entry.label for entry in entries]) or METHOD_LABELS.get(name, name)
-    source, report = (
-        ", ".join(entry.source for entry in entries),
-        replace(first.report, metrics=metrics, settings=settings),
-    )
+    report, source = replace(first.report, metrics=metrics, settings=settings), ", ".join(run.source for run in entries)
     return replace(first, label=f"{label}, {len(seeds)} seeds", report=report, source=source, seeds=seeds)
 
 

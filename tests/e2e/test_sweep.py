@@ -11,16 +11,19 @@ import pytest
 
 import msa_lite
 from msa_lite.choose import validation
+from msa_lite.data import load_rows, rows_identity
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.engine.models import Runner
 from msa_lite.evals.scores.records import read_records
-from msa_lite.io.files.writing import json_form
+from msa_lite.io.files.writing import digest, json_form
 from msa_lite.io.finished.seal import load_manifest, verify_folder
 from msa_lite.pipeline.run.msa import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.schema import AUTO_FILTERS
 from msa_lite.report import load_report
 from msa_lite.report.run.choice import candidate_name
+from msa_lite.report.run.stages import load_stages
+from msa_lite.settings import Columns
 from tests.e2e.conftest import CallCli, read_lines, sweep_recipe, times, tiny_recipe, write_recipe
 from tests.support.drawing import Drawing
 from tests.support.pages import page_text
@@ -73,11 +76,14 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
 
 
 def test_each_point_of_the_grid_is_tried_and_the_best_is_chosen(swept: tuple[dict[str, Any], Any]) -> None:
-    _, result = swept
+    recipe, result = swept
     scores = choice_of(result.folder)["scores"]
     assert [(line["alpha"], line["beta"]) for line in scores] == GRID
     chosen = max(scores, key=lambda line: (line["met"], line["score"]))
     assert (result.choice.values["alpha"], result.choice.values["beta"]) == (chosen["alpha"], chosen["beta"])
+    sets = {place: data.source(Columns()) for place, data in load_recipe(recipe).data_sets.items()}
+    content = digest({place: rows_identity(load_rows(source)) for place, source in sets.items()})
+    assert load_stages(result.folder).data == content, "whole sets, and not the rows that are drawn by the seed"
     markdown = (result.folder / "sweep/table.md").read_text()
     assert all(f"| {alpha:g} | {beta:g} |" in markdown for alpha, beta in GRID)
     assert {path.name for path in (result.folder / "sweep").glob("alpha-*")} == {

@@ -17,6 +17,7 @@ from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.files.writing import json_form
 from tests.support.records import GOOD, IDEAL, JUDGE, TARGET, WEAK, made_by, make_run, put
+from tests.support.runs import put_stages
 
 
 def labels(comparison: Comparison) -> list[str]:
@@ -354,20 +355,23 @@ SEEDS = {0: 0.20, 1: 0.26, 2: 0.35}
 """The extraction strength of MSA by seed."""
 
 
-def seed_run(folder: Path, seed: int, strength: float, note: str = "", **changes: Any) -> Path:
-    """A run of a recipe with this seed, which scores other rows with each; its model and its data lie in its output."""
+def seed_run(folder: Path, seed: int, strength: float, data: str = "rows", **changes: Any) -> Path:
+    """A run of a recipe with this seed, whose model and target lie in its output.
+
+    changes: keys of the recipe; also "asked" (the rows; default: others with each seed) and the revisions of the
+    recipe's target and of all models in reports ("pinned", "model"; default: others with each run).
+    """
+    asked, pinned, model = (changes.pop(key, folder.name) for key in ("asked", "pinned", "model"))
     run = make_run(folder, msa={**GOOD, "extraction_strength": strength}, npo=WEAK)
     values = {"target": f"{folder}/target", "prior": None, "seed": seed, "output": f"{folder}/"} | changes
     for place in (run, run / "baselines/npo"):
         command = "msa-lite" if place == run else "msa-lite baseline npo"
         first = f"# A run of msa-lite: the recipe as resolved. `{command}` on this file repeats the run.\n"
-        (place / "recipe.yaml").write_text(f"{first}# target: sha256:{folder.name}{note}\n{json.dumps(values)}")
+        (place / "recipe.yaml").write_text(f"{first}# target: sha256:{pinned}\n{json.dumps(values)}")
+        put_stages(place, data=data)
         for path in place.glob("evaluation/*/report.json"):
             report = json.loads(path.read_text())
-            report["settings"] |= {
-                "sets": {"forget": {"rows": 40, "sha256": str(seed)}},
-                "model": {"revision": folder.name},
-            }
+            report["settings"] |= {"sets": {"forget": {"rows": 40, "sha256": asked}}, "model": {"revision": model}}
             path.write_text(json.dumps(report))
     return run
 
@@ -394,33 +398,44 @@ def test_seeds_of_one_recipe_are_one_row_of_mean_and_standard_error(tmp_path: Pa
     assert "MSA, 3 seeds" in FORMATS["csv"](found)
     assert [row.seeds for row in compare(runs[0]).rows] == [{}] * 4
     shutil.rmtree(runs[2] / "baselines")
-    with pytest.raises(MismatchError, match=r"NPO, 2 seeds .*: other rows of forget"):
+    with pytest.raises(MismatchError, match=r"NPO, 2 seeds .*: other rows(.|\n)*with seeds 0, 1; seeds here: 0, 1, 2"):
         compare(runs)
 
 
 @pytest.mark.parametrize(
-    ("other", "joined"),
+    ("both", "other", "why"),
     [
-        ({}, True), ({"seed": 0}, False), ({"forget": {"alpha": 2.0}}, False), ({"label": True}, False),
-        ({"target": "models/target"}, False), ({"same target": True}, True),
+        ({}, {}, None), ({}, {"seed": 0}, "a seed stands twice"), ({}, {"forget": {"alpha": 2.0}}, ""),
+        ({}, {"target": "models/target"}, ""), ({"target": "models/target"}, {}, "other target"),
+        ({"target": "models/target", "pinned": "t"}, {}, None),
+        ({"model": "entered"}, {}, "MSA is the same model twice"),
+        ({}, {"data": "others"}, "other data"), ({"data": ""}, {}, "other data"), ({"label": True}, {}, ""),
     ],
 )  # fmt: skip
 def test_runs_that_differ_in_more_than_their_seed_are_not_joined(
-    other: dict[str, Any], joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: dict[str, Any], other: dict[str, Any], why: str | None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("msa_lite.comparison.compare.check_agreement", lambda *_: None)
-    monkeypatch.setattr("msa_lite.comparison.compare.merge_references", lambda entries: entries)
-    changes = {"target": "models/target"} if "same target" in other else other
-    changes = {key: value for key, value in changes.items() if key not in ("label", "seed")}
-    first = seed_run(tmp_path / "a", 0, 0.2, **({"target": "models/target"} if "target" in changes else {}))
-    second = seed_run(tmp_path / "b", other.get("seed", 1), 0.3, **changes)
-    if "same target" in other:
-        for run in (second, second / "baselines/npo"):
-            text = (run / "recipe.yaml").read_text()
-            (run / "recipe.yaml").write_text(text.replace("sha256:b", "sha256:a"))
-    paths = [f"one={first}", f"two={second}"] if "label" in other else [first, second]
-    found = [row.label for row in compare(paths).rows if row.section == "msa"]
-    assert found == (["MSA, 2 seeds"] if joined else ["one", "two"] if "label" in other else ["MSA (a)", "MSA (b)"])
+    options = {key: value for key, value in both.items() if key != "label"} | {"asked": "the same", "strength": 0.2}
+    paths: list[Any] = [
+        seed_run(tmp_path / "a", **{"seed": 0} | options),
+        seed_run(tmp_path / "b", **{"seed": 1} | options | other),
+    ]
+    names = ["one", "two"] if "label" in both else ["MSA (a)", "MSA (b)"]
+    found = compare([f"{name}={path}" for name, path in zip(names, paths, strict=True)] if "label" in both else paths)
+    assert [row.label for row in found.rows if row.section == "msa"] == (["MSA, 2 seeds"] if why is None else names)
+    reasons = [note.partition("): ")[2] for note in found.notes if note.startswith("not joined (")]
+    assert reasons[:1] == [why] * bool(why)
+
+
+def test_rows_of_several_seeds_are_told_apart_and_a_refusal_says_why_runs_are_not_joined(tmp_path: Path) -> None:
+    for recipe, alpha in {"s": 1.0, "t": 2.0}.items():
+        for seed in (0, 1):
+            seed_run(tmp_path / f"{recipe}{seed}", seed, 0.2, forget={"alpha": alpha}, asked=f"rows of {seed}")
+    found = labels(compare(sorted(tmp_path.iterdir())))
+    assert found[2:4] == ["MSA, 2 seeds (s0, s1)", "MSA, 2 seeds (t0, t1)"]
+    seed_run(tmp_path / "u1", 1, 0.2, "other rows", forget={"alpha": 1.0})
+    with pytest.raises(MismatchError, match=r"other rows of forget(.|\n)*not joined \(seeds 0, 1\): other data"):
+        compare([tmp_path / "s0", tmp_path / "u1"])
 
 
 def test_a_mean_needs_a_value_with_each_seed(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.catalogue import OWN, paper_scores
-from msa_lite.data import DataSource, Example, Prompter, Row
+from msa_lite.data import DataSource, Example, Prompter, Row, rows_identity
 from msa_lite.evals.benchmarks.benchmark import Benchmark, data_home
 from msa_lite.evals.benchmarks.dataset import pinned_data
 from msa_lite.evals.engine.models import check_source, smallest_window
 from msa_lite.evals.judge import open_judge
 from msa_lite.evals.judge.base import check_prompts
 from msa_lite.io.console.progress import Progress, silent
-from msa_lite.io.files.writing import check_space
+from msa_lite.io.files.writing import check_space, digest
 from msa_lite.io.launch.crew import Crew
 from msa_lite.io.models.devices import check_device
 from msa_lite.io.weights.checkpoint import Checkpoint, load_checkpoint
@@ -112,6 +112,8 @@ class Run:
     """The same rows as token ids, and under `FILTER` those that a filter leaves as they are."""
     questions: Questions
     """The validation and test rows."""
+    content: str = ""
+    """The hash of the content of all data sets, whole."""
     spared: Sequence[Row] = ()
     """The rows that a filter leaves as they are."""
     retain: Sequence[Row] = ()
@@ -258,6 +260,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
     earlier = open_earlier(recipe)
     found = find_models(recipe, scope.start, scope.checkpoint)
     data, all_rows = load_data(recipe)
+    content = digest({place: rows_identity(rows) for place, rows in all_rows.items()})
     all_rows, notes = separate_sets(all_rows, removed_hashes(recipe, earlier))
     # From here on the checks need torch and transformers, which take seconds to load.
     check_device()
@@ -295,6 +298,7 @@ def prepare(recipe: Recipe, scope: Scope, progress: Progress = silent) -> Run:
         rows=learnt,
         examples=examples,
         questions=questions,
+        content=content,
         spared=spared.rows,
         retain=fitted.sample,
         earlier=earlier,

@@ -152,6 +152,7 @@ def stage_list(context: Context, stages: Sequence[Stage]) -> StageList:
         strengths=strengths,
         models=("target", "unlearned", *(["ideal"] if evaluate.ideal else [])) if evaluate else (),
         starts_at_retain=recipe.starts_at_retain,
+        data=context.prepared.content if context.prepared else "",
     )
 
 

@@ -41,6 +41,8 @@ class StageList:
     """The models to be scored: target, unlearned and ideal; none where nothing is scored."""
     starts_at_retain: bool
     """True if the forget vector is fitted from the retain vector."""
+    data: str = ""
+    """The hash of the content of all data sets together, whole; empty in lists of earlier versions."""
 
     @property
     def models_to_choose_by(self) -> tuple[str, ...]:
