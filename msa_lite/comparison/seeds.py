@@ -27,7 +27,7 @@ class _SeedRun(NamedTuple):
     """The recipe, method and role, without seed and output."""
     seed: int
     inputs: Mapping[str, str]
-    """The content hash of the data, and the revision of each model that lies outside the run's output."""
+    """The content hash of the data (empty: not known), and the revision of each model outside the run's output."""
     entry: Entry
 
 
@@ -69,7 +69,7 @@ def _listed(seeds: Iterable[int]) -> str:
 
 
 def _why_apart(runs: Sequence[_SeedRun]) -> str:
-    """Return why runs of one recipe are not its seeds; empty where they are."""
+    """Return why runs of one recipe are not its seeds; empty where they are. What is not known counts as other."""
     if others := [name for name in runs[0].inputs if not _common([run.inputs.get(name) for run in runs])]:
         return f"other {', '.join(others)}"
     if len({run.seed for run in runs}) < len(runs):
@@ -93,7 +93,7 @@ def _seed_run(entry: Entry) -> _SeedRun | None:
     models = {**values, **(values.get("evaluate") or {})}
     noted = recorded_revisions(text).items()
     fixed = {role: model for role, model in noted if not str(models.get(role, _OUTPUT)).startswith(_OUTPUT)}
-    inputs = {"data": stages.data or entry.source, **fixed}
+    inputs = {"data": stages.data, **fixed}
     return _SeedRun(canonical_json([entry.role, recorded_method(text)[0], values]), seed, inputs, entry)
 
 

@@ -161,7 +161,7 @@ FACTORY = {
     "eval_dataset": "docs", "default_system": "Be short.",
 }  # fmt: skip
 INFO = {
-    "mine": {"file_name": "mine.json", "columns": {"prompt": "ask", "response": "say"}},
+    "mine": {"file_name": "mine.json", "num_samples": 9, "columns": {"prompt": "ask", "response": "say"}},
     "chats": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"messages": "talk"}},
     "docs": {"file_name": "docs.json", "columns": {"prompt": "body"}},
     "pairs": {"file_name": "mine.json", "ranking": True},
@@ -193,11 +193,16 @@ TRAININGS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (FACTORY,
      {"retain.data": MINE, "evaluate.holdout": DOCS, "prompt.system": "Be short.", "vector.learning_rate": 1e-4,
       "vector.lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}, "vector.max_length": 32},
-     ["dataset.1 (data/chats.json)", "template: llama3", "Not taken over: report_to."]),
+     ["dataset.1 (data/chats.json)", "template: llama3", "Not taken over: report_to.",
+      "Not taken over of data/mine.json: num_samples."]),
+    (FACTORY | {"export_dir": "my-finetuned-model", "adapter_name_or_path": "a", "output_dir": None}, {}, []),
+    (FACTORY | {"adapter_name_or_path": "my-finetuned-model", "output_dir": None}, {}, []),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "expected", "notes"), TRAININGS, ids=["own", "chat", "texts", "factory"])
+@pytest.mark.parametrize(
+    ("config", "expected", "notes"), TRAININGS, ids=["own", "chat", "texts", "factory", "merge", "use"]
+)
 def test_a_recipe_takes_what_another_tools_configuration_says_and_names_the_rest(
     config: dict[str, Any], expected: dict[str, Any], notes: list[str], place: Path, call_cli: CallCli
 ) -> None:
@@ -256,10 +261,14 @@ FOREIGN = [
       "odd: columns are a mapping"]),
     (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "split": 3}]}, ["no split '3'"]),
     (AXOLOTL | {"datasets": [{"path": "delete.jsonl", "type": USER}]}, ["datasets.0 delete.jsonl: no column 'ask'"]),
+    (AXOLOTL | {"datasets": [{"path": "keep.jsonl"}], "lora_model_dir": "a"}, ["lora_model_dir a", "--prior"]),
+    (FACTORY | {"dataset": "mine", "adapter_name_or_path": "a"}, ["adapter_name_or_path a", "--prior"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "told"), FOREIGN, ids=["none", "axolotl", "dpo", "factory", "split", "columns"])
+@pytest.mark.parametrize(
+    ("config", "told"), FOREIGN, ids=["none", "axolotl", "dpo", "factory", "split", "columns", "on", "from"]
+)
 def test_a_configuration_that_cannot_be_taken_over_is_refused_with_every_fault(
     config: dict[str, Any], told: list[str], place: Path, call_cli: CallCli
 ) -> None:

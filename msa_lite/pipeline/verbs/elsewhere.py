@@ -26,10 +26,12 @@ _COLUMNS = {
 }  # fmt: skip
 """The names of columns in axolotl and LLaMA-Factory → the keys of `columns`."""
 _READ = {"path", "type", "name", "split", "revision", "data_files", "ds_type", "message_property_mappings", *_COLUMNS}
+_READ_INFO = {"file_name", "hf_hub_url", "columns", "formatting", "ranking", "subset", "split", "revision"}
 _MODELS = {
     "prior": ("base_model", "model_name_or_path"),
-    "target": ("export_dir", "adapter_name_or_path", "output_dir"),
+    "target": ("export_dir", "output_dir", "adapter_name_or_path"),
 }
+_BEGUN = ("lora_model_dir", "adapter_name_or_path")  # beside output_dir: the adapter that a training began with
 _SETS = {"retain": ("datasets", "dataset"), "holdout": ("test_datasets", "eval_dataset")}
 _INSTEAD = "give rows to keep with --retain"
 _DIFFERENT = {
@@ -107,21 +109,19 @@ class _Config:
     def read(self, faults: Faults, given: Collection[str]) -> OtherTraining:
         """Return the training; keep faults."""
         training, rest = self.training, self.rest
+        is_merge = "export_dir" in rest
         for name, keys in _MODELS.items():
             with faults.gathered(f"{self.name}: "):
                 self._take_model(name, keys, name in given)
+        if not is_merge and "prior" not in given and (begun := next((key for key in _BEGUN if key in rest), None)):
+            why = "the training began with this adapter, so its base is no prior; give --prior: the base with it"
+            faults.append(UsageError(f"{self.name}: {begun} {rest[begun]}: {why}"))
         is_learnt = "rl" not in rest and rest.pop("stage", "sft") in ("sft", "pt")
         if not is_learnt and "retain" not in given:
             faults.append(UsageError(f"{self.name}: it learnt preferences, not answers; {_INSTEAD}"))
-        for role, key in [
-            (role, key) for role, keys in _SETS.items() for key in keys if is_learnt and role not in given
-        ]:
-            entries = rest.pop(key, [])
-            entries = re.split(r"\s*,\s*", entries) if isinstance(entries, str) else entries
-            for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-                with faults.gathered(f"{self.name}: {key}.{number}: "):
-                    source = self._listed_set(entry) if isinstance(entry, dict) else self._named_set(str(entry))
-                    self._add_set(role, f"{key}.{number}", source)
+        for role, keys in _SETS.items():
+            for key in keys if is_learnt and role not in given else ():
+                self._take_sets(role, key, faults)
         rest.pop("dataset_dir", None)
         if system := rest.pop("default_system", None):
             training.prompt["system"] = system
@@ -147,6 +147,14 @@ class _Config:
         if name == "target" and Path(model, "merged/config.json").is_file():  # axolotl merge-lora
             model = str(Path(model, "merged"))
         self.training.models[name], self.training.origins[name] = model, f"{self.name}: {key} "
+
+    def _take_sets(self, role: str, key: str, faults: Faults) -> None:
+        entries = self.rest.pop(key, [])
+        entries = re.split(r"\s*,\s*", entries) if isinstance(entries, str) else entries
+        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            with faults.gathered(f"{self.name}: {key}.{number}: "):
+                source = self._listed_set(entry) if isinstance(entry, dict) else self._named_set(str(entry))
+                self._add_set(role, f"{key}.{number}", source)
 
     def _add_set(self, role: str, where: str, source: DataSource) -> None:
         if role in self.training.sets:
@@ -174,8 +182,7 @@ class _Config:
         names = {"field": entry.get("field", "text")} if head == "completion" else {**entry, "field": None}
         if isinstance(kind, dict):
             names = {"field_instruction": "instruction", "field_output": "output", **kind}
-        if unread := entry.keys() - _READ:
-            self.training.notes.append(f"Not taken over of {path}: {', '.join(sorted(map(str, unread)))}.")
+        self._note_unread(path, entry.keys() - _READ)
         return _source(self._place(files or path), names, entry)
 
     def _named_set(self, name: str) -> DataSource:
@@ -193,7 +200,12 @@ class _Config:
         names = columns
         if columns and entry.get("formatting", "alpaca") == "alpaca" and not columns.get("response"):
             names = {"field": columns.get("prompt")}
+        self._note_unread(path, entry.keys() - _READ_INFO)
         return _source(path, names, {**entry, "name": entry.get("subset")})
+
+    def _note_unread(self, path: str, keys: Collection[Any]) -> None:
+        if keys:
+            self.training.notes.append(f"Not taken over of {path}: {', '.join(sorted(map(str, keys)))}.")
 
     def _place(self, name: str) -> str:
         """Return a path as it leads from the working folder: as it stands, else from the configuration's folder."""
