@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_439,
+    "lines of the package": 36_481,
     "modules": 291,
-    "lines of the tests": 44_912,
-    "words of the docs": 49_391,
+    "lines of the tests": 44_936,
+    "words of the docs": 49_400,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
