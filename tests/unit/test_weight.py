@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_481,
     "modules": 291,
     "lines of the tests": 44_936,
-    "words of the docs": 49_400,
+    "words of the docs": 49_886,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
