@@ -7,6 +7,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 import click
 
@@ -16,6 +17,7 @@ from msa_lite.io.launch.crew import Ranks
 from msa_lite.io.models.devices import is_out_of_memory, memory_fault
 
 _RESUME = "finished stages stay, the same command resumes"
+_NEARLY = 0.8  # difflib's ratio: --gpus is nearly --gpu, and --lr is not --help
 _PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "you need the right to read and write there")
 _ODD = dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another place")
@@ -100,10 +102,15 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
 
 
 def _key_as_option(error: click.ClickException) -> str | None:
-    """Return the message for an option that is a key of recipes, to a command that takes one; else None."""
+    """Return the message for an option that is a key of recipes, to a command that takes one; else None.
+
+    None also for what is nearly an option of the command: click's own message names that.
+    """
     from msa_lite.recipe import key_hint
 
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    if get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEARLY):
         return None
     hint = key_hint(error.option_name.lstrip("-").replace("-", "_"))
     takes_keys = any(parameter.name == "overrides" for parameter in error.ctx.command.params)

@@ -112,9 +112,10 @@ def test_a_word_of_another_tool_leads_to_a_command_that_there_is(call: Call) -> 
             status, out, err = call(word, "quickstart")
             assert (status, out) == (2, "")
             assert hint.removeprefix(f"{words.NOTHING}, ") in err
-    status, out, err = call("run", "quickstart", "--learning-rate", "1e-4")
+    status, out, err = call("run", "quickstart", "--lr", "1e-4")
     assert (status, out) == (2, "")
     assert "are given as KEY=VALUE; here: vector.learning_rate" in err
+    assert "Did you mean '--gpu'" in call("plan", "quickstart", "--gpus", "1")[2], "an option of this command is meant"
 
 
 def test_no_text_is_folded_where_there_is_no_terminal(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
