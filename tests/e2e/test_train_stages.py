@@ -171,7 +171,7 @@ def test_losses_and_points_are_tracked_and_no_row(learnt: Path, tmp_path: Path, 
 
 
 def test_mlflow_gets_a_run_without_user_and_script_in_a_file_or_at_a_server_that_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, learnt: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, learnt: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mlflow, entities = MagicMock(), MagicMock(Metric=lambda *values: values)
     mlflow.MlflowClient.return_value.get_experiment_by_name.return_value = None
@@ -200,6 +200,16 @@ def test_mlflow_gets_a_run_without_user_and_script_in_a_file_or_at_a_server_that
         sentences = going_out(Context(recipe, msa_scope(recipe)), scores=True)
         assert [sentence.partition(", rates")[0] for sentence in sentences] == told
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    client.log_batch.side_effect = client.set_terminated.side_effect = ConnectionError("no answer from the server")
+    client.log_batch.reset_mock()
+    with suppress(KeyError), trackers.lines("forget vector") as report:
+        report({"loss": 0.5}, 1)
+        report({"loss": 0.4}, 2)
+        raise KeyError
+    with trackers.lines("retain vector", at_once=True):
+        pass
+    assert client.log_batch.call_count == 1
+    assert caplog.text.count("mlflow: no answer from the server; it goes on without it") == 2, "once for each"
 
 
 def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

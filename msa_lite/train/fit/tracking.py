@@ -6,6 +6,7 @@ off. The Trainer reports to none of them: to MLflow it would send all its argume
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -13,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from msa_lite.errors import StageError, UsageError
+
+logger = logging.getLogger(__name__)
 
 PROJECT = "msa-lite"
 MLFLOW_ADDRESS = "MLFLOW_TRACKING_URI"
@@ -41,35 +45,49 @@ class Tracking:
 
     @contextmanager
     def lines(self, label: str, at_once: bool = False) -> Iterator[Reporter]:
-        """Yield a function that reports a line of values.
+        """Yield a function that reports a line of values. A tracker that fails is warned of, and gets no more lines.
 
         at_once: begin the trackers' runs now, so that one that cannot begin costs no step; else with the first line.
         """
         with ExitStack() as stack:
-            reporters: list[Reporter] = []
+            waiting, reporters = list(self.trackers), dict[str, Reporter]()
 
             def begin() -> None:
-                if self.trackers and not reporters:
+                if waiting:
                     stack.enter_context(redirect_stdout(sys.stderr))  # standard output is for results
-                    reporters.extend(self._open(stack, tracker, label) for tracker in self.trackers)
+                while waiting:
+                    reporters[waiting[0]], end = self._open(waiting[0], label)
+                    stack.push(partial(spare, waiting.pop(0), end))
+
+            def spare(tracker: str, call: Callable[..., object], *arguments: object) -> None:
+                try:
+                    call(*arguments)
+                except Exception as error:
+                    if reporters.pop(tracker, None):
+                        logger.warning("track: %s: %s; it goes on without it", tracker, _reason(error))
 
             def report(line: Line, number: int) -> None:
                 begin()
-                for reporter in reporters:
-                    reporter(line, number)
+                for tracker, reporter in list(reporters.items()):
+                    spare(tracker, reporter, line, number)
 
             if at_once:
                 begin()
             yield report
 
-    def _open(self, stack: ExitStack, tracker: str, label: str) -> Reporter:
-        """Begin a tracker's run, which ends with the stack. Raise StageError with its reason where it cannot."""
+    def _open(self, tracker: str, label: str) -> tuple[Reporter, Callable[..., object]]:
+        """Begin a tracker's run; return its reporter, and what ends it. Raise StageError where it cannot."""
         place = self.folder / re.sub(r"[^\w.-]+", "-", label)
         try:
-            return stack.enter_context(_OPENERS[tracker](f"{self.name} {label}", place))
+            run = _OPENERS[tracker](f"{self.name} {label}", place)
+            return run.__enter__(), run.__exit__
         except Exception as error:  # each has errors of its own: no login, no network, no space
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise StageError(f"track: {tracker} cannot begin a run ({reason}); set it up, or leave it out") from error
+            why = f"{tracker} cannot begin a run ({_reason(error)})"
+            raise StageError(f"track: {why}; set it up, or leave it out") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 UNTRACKED = Tracking()
