@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_499,
     "modules": 291,
     "lines of the tests": 44_947,
-    "words of the docs": 49_886,
+    "words of the docs": 49_900,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
