@@ -140,8 +140,8 @@ ATTACKS: dict[str, AttackEntry] = {
     "membership": AttackEntry(
         "msa_lite.attacks.membership.Membership",
         "tell from its losses that a model was trained on the rows",
-        "comparing its losses",
-        "tells the rows from others",
+        "guessing what it was trained on",
+        "works",
     ),
     "prompt": AttackEntry(
         "msa_lite.attacks.prompt.Prompting",

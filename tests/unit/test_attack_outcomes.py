@@ -79,7 +79,7 @@ HEADLINES: dict[str, tuple[dict[str, TrialResult], list[str]]] = {
     "one leak": (
         {"prompt": _Results.holds, "membership": LEAK, "quantise": _Results.holds},
         [
-            "comparing its losses tells the rows from others (94 % of what was known)",
+            "guessing what it was trained on works (94 % of what was known)",
             "asking in other words, rounding its weights: surely at most 20 % comes back",
         ],
     ),
@@ -93,7 +93,7 @@ HEADLINES: dict[str, tuple[dict[str, TrialResult], list[str]]] = {
     ),
     "nothing is known": (
         {"prompt": OPEN, "depth": SILENT},
-        ["asking in other words: too few rows to say", "reading its inner layers: nothing can be told"],
+        ["asking in other words: too few to say", "reading its inner layers: nothing can be told"],
     ),
 }
 
@@ -119,7 +119,7 @@ def test_rows_that_look_less_known_than_they_should_are_told_with_both_aucs() ->
     less = TrialResult("loss", "loss", 0.0, (0.0, 0.0), 40, overshoot=Overshoot(0.82, (0.7, 0.9), 0.09, 0.5))
     words = "the rows look less known than they should (AUC 0.09, the control's 0.50)"
     whole = facts(membership=(less,))
-    assert whole.headline() == f"Attacks: comparing its losses tells the rows from others: {words}."
+    assert whole.headline() == f"Attacks: guessing what it was trained on works: {words}."
     metric = attack_report(whole, {}).metrics["membership.unlearned"]
     assert (metric.value, words in str(metric.note)) == (pytest.approx(-0.82), True)
 

@@ -18,10 +18,11 @@ from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.scores.records import list_rows, pick_examples, write_records
 from msa_lite.io.files.writing import json_form
 from msa_lite.io.finished.manifest import stage_folder
-from msa_lite.pipeline.run.report import report_run
+from msa_lite.pipeline.run.report import forget_rows, report_run
 from msa_lite.report.run.provenance import PURGED_FILE
 from msa_lite.report.run.rows import RowList, row_lines
-from tests.support.records import known, question, text, unknown
+from msa_lite.report.verdict.verdict import make_verdict, write_verdict
+from tests.support.records import known, make_forgotten, make_kept, question, text, unknown
 from tests.support.runs import make_run_folder
 
 
@@ -160,6 +161,9 @@ def test_the_report_holds_rows_only_where_they_are_asked_for(run: Path) -> None:
         assert listed_rows is None or (listed_rows.known, [row.question for row in listed_rows.lost]) == LOST_HERE
         texts = [(run / name).read_text() for name in ("report.html", "report.json")]
         assert [word in text for text in texts for word in ("question 11", "kept 2")] == [holds] * 4
+    for kept, learnt in ((make_kept(rows=2), 1), (make_kept(rows=3), 0), (None, 0)):  # three rows were scored
+        write_verdict(make_verdict(make_forgotten(12), kept), run)
+        assert forget_rows(run).learnt == learnt
 
 
 def test_what_is_missing_for_a_list_is_named(run: Path) -> None:

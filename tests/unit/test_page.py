@@ -116,14 +116,13 @@ KEPT, MET = make_kept(rows=120), "✓ met, "
 RISEN = {"left": {"extraction_strength": around(-0.3), "probability": around(0.65)}}
 NOTHING = {"left": {}, "recited": {"target": 1, "unlearned": 0, "ideal": 1}}
 DECIDED: dict[str, tuple[dict[str, Any], Kept | None, str]] = {
-    "all is met": ({}, KEPT, MET * 4),
-    "a figure and its bound at the limit": ({"excess": Bound(0.1, -0.06, 0.1)}, KEPT, MET * 4),
-    "a bound just beyond": ({"excess": Bound(0.02, -0.06, 0.1004)}, KEPT, f"? too few rows decides, {MET * 3}"),
+    "all at their limits": ({"excess": Bound(0.1, 0.1, 0.1)}, replace(KEPT, share=Bound(0.85, 0.85, 0.9)), MET * 4),
+    "a bound just beyond": ({"excess": Bound(0.02, -0.06, 0.1004)}, KEPT, f"? too few to say decides, {MET * 3}"),
     "estimates beyond": (RISEN, make_kept(0.8), MET * 2 + "✗ missed decides, " * 2),
-    "surely recited": ({"excess": Bound(0.5, 0.4, 0.6)}, make_kept(0.8), f"✗ surely missed decides, {MET * 2}✗ missed"),
-    "surely lost": ({}, make_kept(0.5), f"{MET * 3}✗ surely missed decides"),
+    "surely recited": ({"excess": Bound(0.5, 0.4, 0.6)}, make_kept(0.8), f"✗ missed decides, {MET * 2}✗ missed"),
+    "surely lost": ({}, make_kept(0.5), f"{MET * 3}✗ missed decides"),
     "learnt rows": ({}, replace(KEPT, fitted=True), f"{MET * 4}✗ missed decides"),
-    "nothing changed": ({"changed": 0}, KEPT, f"✗ surely missed decides, {MET * 4}"),
+    "nothing changed": ({"changed": 0}, KEPT, f"✗ missed decides, {MET * 4}"),
     "nothing known": (NOTHING, KEPT, f"✗ missed decides, {MET * 2}"),
     "no control": ({"excess": None, "control": None, "left": {}}, None, "– not measured decides, " * 2),
 }
@@ -135,8 +134,10 @@ def test_the_first_table_has_the_figures_of_verdict_json_and_marks_what_decided(
     verdict = make_verdict(make_forgotten(**changes), kept)
     write_verdict(verdict, tmp_path)
     values = json.loads((tmp_path / "verdict.json").read_text())
-    lines = lines_of_the_first_table(make_page(replace(full(), verdict=verdict), drawn=False))
+    page = make_page(replace(full(), verdict=verdict), drawn=False)
+    lines = lines_of_the_first_table(page)
     assert [line[-1] for line in lines] == results.removesuffix(", ").split(", ")
+    assert ("is still there" in page) == (case == "nothing changed")
     told, margins = values["forgotten"], values["margins"]
     figures = {"recite": (told["excess"], margins["recited"]), "know the rest": (None, margins["kept"])}
     words = {"extraction_strength": "complete", "probability": "find the data likely"}
@@ -192,7 +193,7 @@ def test_the_same_story_gives_the_same_bytes_and_a_small_file(pages: dict[str, s
 def test_a_failure_says_why(pages: dict[str, str]) -> None:
     page = pages["failed"]
     assert '<span class="badge fail">FAIL</span>' in page
-    assert "30 of 48 rows are still recited" in page
+    assert "30 of 48 questions are still recited" in page
     assert "Rounding to bfloat16 lost 41 % of the update." in page
     page = make_page(replace(unfinished(), verdict=NoVerdict("nothing was scored")))
     assert ('<span class="badge none">NO VERDICT</span>' in page, "What decides" in page) == (True, False)
@@ -204,6 +205,7 @@ def test_parts_that_few_runs_have_are_on_the_page() -> None:
     attacks = AttackFacts((AttackResult("relearn", "train", "a paper", "ideal", 20, models),), {"depth": "no room"})
     again = Forgotten(20, {"target": 19, "unlearned": 2, "holdout": 1}, "holdout", 10)
     row = ListedRow(3, "Where?", "Here", "", {"unlearned": "Here"}, {"unlearned": True}, {})
+    lost = [replace(row, index=5, answers={"unlearned": "There"}, failed={"target": False, "unlearned": True})]
     whole = full()
     loss = {"prior": 3.0, "target": 0.5, "tuned": 1.0}
     page = make_page(
@@ -212,14 +214,14 @@ def test_parts_that_few_runs_have_are_on_the_page() -> None:
             attacks=attacks,
             verdict=replace(whole.verdict, earlier=EarlierFacts(1, 40, again, {"runs/a": 1})),
             fits={name: replace(fit, loss=loss) for name, fit in whole.fits.items()},
-            forget_rows=RowList([row], lost=[replace(row, index=5, answers={"unlearned": "There"})], known=7),
+            forget_rows=RowList([row], retain=lost, learnt=1),
         ),
         drawn=False,
     )
     text = " ".join(" ".join(_Outline(page).text).split())
     for part in ("went 80 % of the way", "this model 2 of 20 10 %", "rows that no model saw 1 of 10",
-                 "50 % (30 % to 70 %)", "40 % (20 % to 60 %)", "R 0.5", "Not made: depth: no room",
-                 "Row 3: Where?", "recited: Here", "lost: 1 of 7.", "Row 5: Where?", "lost: There"):  # fmt: skip
+                 "50 % (30 % to 70 %)", "40 % (20 % to 60 %)", "R 0.5", "Not made: depth: no room", "Row 3: Where?",
+                 "recited: Here", "lost: 1 of 1.", "1 of all 1;", "Row 5: Where?", "lost: There"):  # fmt: skip
         assert part in text, part
 
 

@@ -14,11 +14,13 @@ from msa_lite.evals.benchmarks.benchmark import find_benchmark
 from msa_lite.evals.benchmarks.restor import RESTOR
 from msa_lite.evals.verdict.outcome import is_recited
 from msa_lite.io.files.writing import json_form
+from msa_lite.report.verdict.criteria import Criterion, criteria_of
 from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept
 from msa_lite.report.verdict.verdict import NoVerdict, Verdict, load_verdict, make_verdict, write_verdict
 from msa_lite.settings import Margins
 from tests.support.records import around, known, make_forgotten, make_kept, question, text, unknown
 
+NAN = float("nan")
 FORGOTTEN, KEPT = make_forgotten(), make_kept(rows=120)
 
 
@@ -46,8 +48,8 @@ def left(value: float, half: float = 0.02) -> dict[str, Any]:
         (Bound(0.0, -0.03, 0.04), {}, "PASS", None),
         (Bound(0.02, -0.02, 0.06), {"runs/a": 1}, "PASS", "1 of 60 row of earlier requests comes back"),
         (Bound(0.0, -0.4, 0.4), {}, "PASS", None),  # few rows decide nothing
-        (Bound(0.15, 0.05, 0.25), {"runs/a": 9}, "PARTLY", "earlier requests: 9 of 60 rows are still recited"),
-        (Bound(0.3, 0.2, 0.4), {}, "FAIL", "surely more than 10 points above the control"),
+        (Bound(0.15, 0.05, 0.25), {"runs/a": 9}, "PARTLY", "earlier requests: 9 of 60 questions are still recited"),
+        (Bound(0.3, 0.2, 0.4), {}, "FAIL", "surely more than 10 points"),
         (None, {}, "PASS", None),
     ],
 )
@@ -70,24 +72,23 @@ def test_rows_of_earlier_requests_count_by_the_margin_of_recited_rows(
     ("changes", "kept", "outcome", "word"),
     [
         ({}, KEPT, "PASS", None),
-        ({"excess": Bound(0.02, -0.06, 0.1)}, KEPT, "PASS", None),
-        ({"excess": Bound(0.02, -0.06, 0.101)}, KEPT, "PARTLY", "undecided: too few rows"),
+        ({"excess": Bound(0.02, -0.06, 0.101)}, KEPT, "PARTLY", "undecided: too few"),
         ({"excess": Bound(0.2, 0.1, 0.3)}, KEPT, "PARTLY", "still recited"),
         ({"excess": Bound(0.2, 0.101, 0.3)}, KEPT, "FAIL", "surely more than 10 points"),
         ({"excess": None, "control": None, "control_rows": 0, "left": {}}, KEPT, "PARTLY", "evaluate.ideal"),
         (left(0.18), KEPT, "PASS", None),
-        (left(0.19), KEPT, "PARTLY", "undecided: too few rows"),
+        (left(0.19), KEPT, "PARTLY", "undecided: too few"),
         (left(0.65), KEPT, "PARTLY", "somebody with the weights can tell"),
-        ({"left": {"extraction_strength": around(0.4)}}, KEPT, "PARTLY", "completed better"),
+        ({"left": {"extraction_strength": around(0.4)}}, KEPT, "PARTLY", "completes the data better"),
         ({"left": {}, "recited": {"target": 1, "unlearned": 0, "ideal": 1}}, KEPT, "PARTLY", "nothing to forget"),
         ({"changed": 0}, KEPT, "FAIL", "nothing has changed"),
-        ({}, replace(KEPT, share=around(0.87)), "PASS", None),
-        ({}, replace(KEPT, share=around(0.86)), "PARTLY", "undecided: too few rows"),
+        ({}, replace(KEPT, share=around(0.86)), "PARTLY", "undecided: too few"),
         ({}, replace(KEPT, share=around(0.8)), "PARTLY", "85 % is wanted"),
         ({}, replace(KEPT, share=around(0.69)), "PARTLY", "85 % is wanted"),
         ({}, replace(KEPT, share=around(0.67)), "FAIL", "surely less than 70 %"),
         ({}, replace(KEPT, fitted=True), "PARTLY", "used every row to keep"),
         ({}, None, "PARTLY", "retain.data"),
+        ({"excess": Bound(0.0, -0.1, NAN)}, KEPT, "PARTLY", "not a number"),
         ({"excess": Bound(0.9, 0.8, 1.0)}, None, "FAIL", "still recited"),
     ],
 )
@@ -96,6 +97,32 @@ def test_each_bound_decides_the_outcome(changes: dict[str, Any], kept: Kept | No
     assert verdict.outcome == outcome
     assert bool(verdict.reasons) == (outcome != "PASS")
     assert word is None or word in " ".join(verdict.reasons)
+
+
+def over(value: float, high: float, limit: float = 0.1) -> Criterion:
+    return Criterion("", "", Bound(value, 0.0, high), limit)
+
+
+PRINTED: dict[str, tuple[str, Criterion, tuple[str, str, str]]] = {
+    "alike, but beyond": ("missed", over(0.1003, 0.2), ("10.03 %", "at most 20.0 %", "at most 10 %")),
+    "alike, but within": ("shown", over(0.0996, 0.0998, 0.0999), ("9.96 %", "at most 9.98 %", "at most 9.99 %")),
+    "noise of floats": ("shown", over(0.4 - 0.3, 0.4 - 0.3), ("10.0 %", "at most 10.0 %", "at most 10 %")),
+    "a small limit": ("shown", over(0.0003, 0.0004, 0.0004), ("0.0 %", "at most 0.04 %", "at most 0.04 %")),
+    "no number": ("absent", over(0.05, NAN), ("–", "–", "at most 10 %")),
+    "too little": ("missed", Criterion("", "", Bound(0.84996, 0.8, 0.9), 0.85, at_least=True),
+                   ("84.996 %", "at least 80.0 %", "at least 85 %")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRINTED)
+def test_a_figure_is_printed_on_its_own_side_of_the_limit(case: str) -> None:
+    state, criterion, texts = PRINTED[case]
+    assert (criterion.state, criterion.texts) == (state, texts)
+
+
+def test_what_is_counted_is_printed_in_counts() -> None:
+    none, one = (criteria_of(make_forgotten(3000, changed=changed), None, Margins()) for changed in (0, 1))
+    assert (none["changed"].texts, "changed" in one) == (("0 of 3000", "at least 0", "at least 1"), False)
 
 
 def test_a_recipe_may_set_the_margins_and_the_criteria_print_them() -> None:
@@ -112,12 +139,12 @@ def test_a_recipe_may_set_the_margins_and_the_criteria_print_them() -> None:
 def test_what_would_settle_it_is_named_in_rows() -> None:
     few = replace(FORGOTTEN, rows=20, excess=Bound(0.0, -0.103, 0.103))
     (reason,) = make_verdict(few, KEPT).reasons
-    assert "about 22 instead of 20 rows to forget" in reason
+    assert "about 22 instead of 20 questions to forget" in reason
     assert "would pass" in reason
     both = make_verdict(few, replace(KEPT, rows=30, share=around(0.9, 0.1))).reasons
-    assert "about 120 instead of 30 rows to keep" in both[0]  # half as wide with four times the rows
+    assert "about 120 instead of 30 questions to keep" in both[0]  # half as wide with four times the rows
     hopeless = make_verdict(FORGOTTEN, replace(KEPT, share=around(0.851, 0.1))).reasons
-    assert "many more than 120 rows to keep" in hopeless[0]
+    assert "many more than 120 questions to keep" in hopeless[0]
 
 
 def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
@@ -128,7 +155,7 @@ def test_few_rows_and_remarks_are_told_and_decide_nothing() -> None:
 
 def test_a_verdict_is_a_value_and_json(tmp_path: Path) -> None:
     verdict = make_verdict(replace(FORGOTTEN, **left(0.3)), KEPT)
-    assert "30 % of the gap is left" in verdict.reasons[0]
+    assert "30 % is left" in verdict.reasons[0]
     assert verdict.changes == "Its output differs from the target's on 48 of 48 forget rows and 0 of 120 retain rows."
     write_verdict(verdict, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())

@@ -169,6 +169,8 @@ def forget_rows(folder: Path) -> RowList:
     with reading(folder / "evaluation"):
         models = _scored(story)
         listed = list_rows(find_benchmark(unlearned.benchmark), models, _known_rows(story))
+        kept = story.verdict.kept if isinstance(story.verdict, Verdict) else None
+        listed = replace(listed, learnt=max(0, len(listed.retain) - kept.rows) if kept else 0)
     if "unlearned" not in models or not listed.rows:
         raise UsageError(
             f"{folder}: its rows cannot be listed: evaluation/unlearned has no records of rows to forget "

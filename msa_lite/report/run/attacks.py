@@ -261,7 +261,7 @@ class AttackFacts:
 
 
 _COMMON: Mapping[AttackOutcome, str] = {
-    "unclear": "too few rows to say",
+    "unclear": "too few to say",
     "holds": f"surely at most {percent(MOST_BACK)} comes back",
     "silent": "nothing can be told",
 }

@@ -88,7 +88,9 @@ class RowList:
     recited, by the check of the rows to forget (with RESTOR: that it answers right)."""
     holdout: Sequence[ListedRow] = ()
     """The rows that no model saw."""
-    json_keys: ClassVar = ("counted", "counts", "unscored", "rows", "lost", "known")
+    learnt: int = 0
+    """The rows to keep that the verdict leaves out, because a fit or a filter used them."""
+    json_keys: ClassVar = ("counted", "counts", "unscored", "rows", "lost", "known", "learnt")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -127,9 +129,10 @@ class RowList:
         """Return sentences on rows of which the headline says nothing."""
         unknown = sum(row.failed.get("unlearned") is None for row in self.rows)
         lines = [f"Rows that could not be scored, because they are too long or empty: {unknown}."] if unknown else []
-        lines += [f"Rows to keep that it knew before and has lost: {len(self.lost)} of {self.known}."] * bool(
-            self.known
-        )
+        if self.known:
+            lines.append(f"Rows to keep that it knew before and has lost: {len(self.lost)} of {self.known}.")
+        if self.learnt:
+            lines.append(f"A fit or filter used {self.learnt} of all {len(self.retain)}; the verdict leaves these out.")
         if self.unscored:
             lines.append(
                 f"More rows to forget, not listed, because the unlearned model was not scored on them: {self.unscored}."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept, score_label
+from msa_lite.report.verdict.figures import Bound, EarlierFacts, Forgotten, Kept, in_hundred, score_label
 from msa_lite.settings import Margins
 
 _SILENT = ("changed", "known", "earlier")  # told only where they stand against a PASS
+_KEPT = {"accuracy": "answers", "rouge_l": "wording", "extraction_strength": "completing"}
 _LEFT = {"extraction_strength": "Can it still complete the data?", "probability": "Does it still find the data likely?"}
 
 
@@ -26,6 +27,8 @@ class Criterion:
     fails: float | None = None
     """The share beyond which, if surely, it is a FAIL; None where this question fails no run."""
     at_least: bool = False
+    counted: int = 0
+    """Of a question that is counted, not estimated, the rows that it is of."""
 
     @property
     def state(self) -> str:
@@ -34,25 +37,41 @@ class Criterion:
         "failed": surely beyond that of a FAIL; "missed": beyond that of a PASS; "open": the bound alone is beyond it;
         "absent": not measured; "shown": what a PASS wants.
         """
-        if self.share is None:
+        if self.share is None or not math.isfinite(self.share.value + self.share.low + self.share.high):
             return "absent"
-        sign = -1 if self.at_least else 1
-        best, worst = sorted((sign * self.share.low, sign * self.share.high))
-        if self.fails is not None and best > sign * self.fails:
+        best, worst = (self.share.low, self.share.high)[:: -1 if self.at_least else 1]
+        if self.fails is not None and self._beyond(best, self.fails):
             return "failed"
-        if sign * self.share.value > sign * self.limit:
+        if self._beyond(self.share.value, self.limit):
             return "missed"
-        return "open" if worst > sign * self.limit else "shown"
+        return "open" if self._beyond(worst, self.limit) else "shown"
+
+    def _beyond(self, share: float, limit: float) -> bool:
+        """Check whether a share lies beyond a limit by more than the noise of sums in floats."""
+        return round(limit - share if self.at_least else share - limit, 9) > 0
 
     @property
     def texts(self) -> tuple[str, str, str]:
         """Return the figure, its bound, which is never rounded to the better side, and the limit."""
-        words, sign, side = ("at least", -1, "low") if self.at_least else ("at most", 1, "high")
-        limit = f"{words} {round(100 * self.limit, 1):g} %"
-        if self.share is None:
-            return "–", "–", limit
-        tenths = sign * math.ceil(sign * 1000 * getattr(self.share, side) - 1e-6)
-        return f"{100 * self.share.value:.1f} %", f"{words} {tenths / 10:.1f} %", limit
+        words, limit = "at least" if self.at_least else "at most", in_hundred(self.limit)
+        if self.share is None or self.state == "absent":
+            return "–", "–", f"{words} {limit} %"
+        if self.counted:
+            count = f"{round(self.share.value * self.counted, 1):g}"
+            return f"{count} of {self.counted}", f"{words} {count}", f"{words} 1"
+        bound = self._text(self.share.low if self.at_least else self.share.high, away=-1 if self.at_least else 1)
+        return self._text(self.share.value), f"{words} {bound}", f"{words} {limit} %"
+
+    def _text(self, share: float, away: int = 0) -> str:
+        """Return a share in as many digits, at least one, as print it on its own side of the limit.
+
+        away: 1 to round up, -1 to round down.
+        """
+        for digits in range(1, 8):
+            shown = round(100 * share + away * (0.5 - 1e-6) / 10**digits, digits) + 0.0
+            if self._beyond(shown / 100, self.limit) == self._beyond(share, self.limit):
+                break
+        return f"{shown:.{digits}f} %"
 
 
 def criteria_of(
@@ -74,7 +93,8 @@ def criteria_of(
     for name, gap in forgotten.left.items():
         meaning = f"what is left, by {score_label(name)}"
         criteria[name] = Criterion(_LEFT.get(name, "Is some of it left?"), meaning, gap, margins.left)
-    what, share = "of what it knew and was to keep", kept.share if kept else None
+    parts, share = (kept.shares, kept.share) if kept else ((), None)
+    what = f"of what it knew, over {', '.join(_KEPT.get(name, score_label(name)) for name in parts) or 'all scores'}"
     criteria["kept"] = Criterion("Does it still know the rest?", what, share, margins.kept, margins.lost, at_least=True)
     if kept and kept.fitted:
         criteria["new"] = _count("Was that tested on rows that nothing learnt?", "of those to keep", 0, kept.rows)
@@ -86,4 +106,4 @@ def criteria_of(
 def _count(question: str, meaning: str, count: float, rows: int, is_fail: bool = False) -> Criterion:
     """Return a question that is counted, not estimated: one row is enough."""
     share, least = count / max(rows, 1), 1 / max(rows, 1)
-    return Criterion(question, meaning, Bound(share, share, share), least, least if is_fail else None, at_least=True)
+    return Criterion(question, meaning, Bound(share, share, share), least, least if is_fail else None, True, rows)

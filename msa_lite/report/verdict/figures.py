@@ -19,6 +19,11 @@ def percent(share: float) -> str:
     return f"{100 * share + 0.0:.0f} %"
 
 
+def in_hundred(share: float) -> str:
+    """Return a limit in percent or points, as it was set: "12.5"."""
+    return f"{100 * share:.6g}"
+
+
 def score_label(name: str) -> str:
     """Return the name of a score for a sentence: "ROUGE-L recall", "probability"."""
     kind = METRICS.get(f"{name}_r")
@@ -102,7 +107,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Words:
+class UnitWords:
     """The words for a unit of rows."""
 
     noun: str
@@ -121,27 +126,27 @@ class _Words:
         return f"{count} {self.noun.removesuffix('s') if count == 1 else self.noun}"
 
 
-_WORDS: dict[Unit, _Words] = {
-    "questions": _Words(
+UNITS: dict[Unit, UnitWords] = {
+    "questions": UnitWords(
         "questions", "answers", "answered", "",
         "A question counts as answered if the whole right answer stands in the model's most likely answer. Each was "
         "asked once, in the words of the data",
     ),
-    "texts": _Words(
+    "texts": UnitWords(
         "texts", "knows", "knew", " by heart",
         "A text counts as known by heart if the model predicts 90 % of its tokens, each from those before it",
     ),
-    "passages": _Words(
+    "passages": UnitWords(
         "passages", "continues", "continued", " word for word",
         "A passage counts as continued word for word if the model's most likely continuation shares 90 % of its words, "
         "in order, with the book's",
     ),
-    "rows": _Words(
+    "rows": UnitWords(
         "rows", "reproduces", "reproduced", "",
         "A question counts as reproduced if the whole right answer stands in the model's most likely answer; a text if "
         "the model predicts 90 % of its tokens",
     ),
-    "facts": _Words(
+    "facts": UnitWords(
         "questions", "answers", "answered", " wrong",
         "Each question was asked in the words of the benchmark; the model's most likely answer counts",
     ),
@@ -170,7 +175,7 @@ def counts_basis(forgotten: Forgotten, kept: Kept | None, tested: Mapping[str, i
                 f" Of the {side.rows} rows to {verb}, {side.rows - tested[name]} are among those by which models "
                 "are chosen; the scores leave them out."
             )
-    return f"{_WORDS[forgotten.unit].basis}.{more}"
+    return f"{UNITS[forgotten.unit].basis}.{more}"
 
 
 def units_basis(subjects: int | None) -> str:
@@ -184,34 +189,34 @@ def units_basis(subjects: int | None) -> str:
 
 
 def _forget_counts(forgotten: Forgotten) -> str:
-    words, recited, rows = _WORDS[forgotten.unit], forgotten.recited, forgotten.rows
+    words, recited, rows = UNITS[forgotten.unit], forgotten.recited, forgotten.rows
     what = (
         f"{words.counted(rows)} on what false documents cost it"
         if forgotten.unit == "facts"
         else f"{words.counted(rows)} it was to forget"
     )
-    facts = [f"before: {recited['target']}", *_control_counts(forgotten, words)]
+    facts = filter(None, (f"before: {recited['target']}", control_count(forgotten)))
     text = f"It still {words.does}{words.how} {recited['unlearned']} of the {what} ({'; '.join(facts)})."
     if not forgotten.changed:
         return f"{text} Nothing has changed: its output is the same as before on each of them."
     return text
 
 
-def _control_counts(forgotten: Forgotten, words: _Words) -> list[str]:
-    """Return the clause on the control's rows; none without a control."""
+def control_count(forgotten: Forgotten) -> str:
+    """Return the clause on the control's rows; "" without a control."""
     if forgotten.control is None:
-        return []
-    count = forgotten.recited[forgotten.control]
+        return ""
+    words, count = UNITS[forgotten.unit], forgotten.recited[forgotten.control]
     if forgotten.control == "holdout":
-        return [f"of {words.counted(forgotten.control_rows)} that {_NEVER['holdout']}, it {words.did} {count}"]
+        return f"of {words.counted(forgotten.control_rows)} that {_NEVER['holdout']}, it {words.did} {count}"
     of = f" of {forgotten.control_rows}" if forgotten.control_rows != forgotten.rows else ""
-    return [f"{_NEVER[forgotten.control]}: {count}{of}"]
+    return f"{_NEVER[forgotten.control]}: {count}{of}"
 
 
 def _retain_counts(kept: Kept | None) -> str:
     if kept is None:
         return "Nothing shows what it has lost of the rest."
-    words = _WORDS[kept.unit]
+    words = UNITS[kept.unit]
     rows = f"{words.counted(kept.rows)} it was to keep{', which its vector was fitted to' if kept.fitted else ''}"
     if not kept.recited:
         return f"Of what it knew of the {rows}, {percent(kept.share.value)} remains."
@@ -258,7 +263,8 @@ class EarlierFacts:
         of = {"holdout": f" of {scored.control_rows}"}
         others = {name: count for name, count in scored.recited.items() if name != "unlearned"}
         counts = [f"{_MODELS[name]}: {count}{of.get(name, '')}" for name, count in others.items()]
-        text = f"Of {_rows(scored.rows)} of {_requests(self.requests)}{sample} it recites {scored.recited['unlearned']}"
+        rows, ours = UNITS["rows"].counted(scored.rows), scored.recited["unlearned"]
+        text = f"Of {rows} of {_requests(self.requests)}{sample} it recites {ours}"
         return f"{text} ({', '.join(counts)})."
 
     @property
@@ -293,7 +299,3 @@ class EarlierFacts:
 
 def _requests(count: int) -> str:
     return "an earlier request" if count == 1 else f"{count} earlier requests"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"

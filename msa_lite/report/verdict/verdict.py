@@ -20,11 +20,14 @@ from msa_lite.report.tables.formats import Cell, Section, TextTable, html_table
 from msa_lite.report.tables.reports import reading
 from msa_lite.report.verdict.criteria import Criterion, criteria_of
 from msa_lite.report.verdict.figures import (
+    UNITS,
     Bound,
     EarlierFacts,
     Forgotten,
     Kept,
+    control_count,
     counts_sentence,
+    in_hundred,
     percent,
     score_label,
     units_basis,
@@ -48,13 +51,10 @@ CONTROLS = {
 }
 """The controls in words, by name."""
 _HEADINGS = ("question", "measured", "surely (95\u00a0%)", "for a PASS", "result")
-_STATES = {
-    "failed": "✗ surely missed", "missed": "✗ missed", "open": "? too few rows", "absent": "– not measured",
-    "shown": "✓ met",
-}  # fmt: skip
+_STATES = {"shown": "✓ met", "open": "? too few to say", "absent": "– not measured"}
 _TABLE_NOTE = (
-    "Surely: by a one-sided 95 % bound; the fewer the rows, the farther it lies from what was measured. What is left: "
-    "0 % as if never seen, 100 % as before. In place of a model that never saw the data:"
+    "Surely: by a one-sided 95 % bound; the fewer the questions, the farther it lies from what was measured. What is "
+    "left: 0 % as if never seen, 100 % as before; it prevents a PASS, but is never a FAIL by itself. Compared with:"
 )
 
 
@@ -96,8 +96,8 @@ class Verdict:
     @property
     def criteria(self) -> str:
         """Return the rule for the outcome, with the control and what the bounds assume."""
-        margins, recited = self.margins, _points(self.margins.recited)
-        left, kept, lost = (percent(share) for share in (margins.left, margins.kept, margins.lost))
+        margins, recited = self.margins, f"{in_hundred(self.margins.recited)} points"
+        left, kept, lost = (f"{in_hundred(share)} %" for share in (margins.left, margins.kept, margins.lost))
         return (
             f"Each question is decided by a one-sided 95 % bound. PASS: recited rows are at most {recited} above the "
             f"control's, at most {left} of the gap to it is left, and at least {kept} is kept. FAIL: recited rows are "
@@ -111,7 +111,7 @@ class Verdict:
         rows = []
         for one in criteria_of(self.forgotten, self.kept, self.margins, self.earlier).values():
             decides = one.state == "failed" if self.outcome == "FAIL" else one.state != "shown"
-            result = Cell(_STATES[one.state], remark="decides" * decides)
+            result = Cell(_STATES.get(one.state, "✗ missed"), remark="decides" * decides)
             rows.append([Cell(one.question, decides, meaning=one.meaning), *map(Cell, one.texts), result])
         note = f"{_TABLE_NOTE} {CONTROLS[self.forgotten.control]}"
         return TextTable(_HEADINGS, [Section(rows)], notes=[note])
@@ -166,44 +166,46 @@ def _reasons(
 ) -> list[str]:
     """Return the reasons for FAIL, then those against PASS, of which more rows would settle the last."""
     state = {name: criterion.state for name, criterion in criteria.items()}
-    enough, above = criteria["kept"], f"{_points(criteria['recited'].limit)} above the control"
+    enough, beyond = criteria["kept"], f"{in_hundred(criteria['recited'].limit)} points beyond that"
     recited = {"recited": _recited(forgotten)} if forgotten.changed else {}
     if "earlier" in state and earlier and earlier.scored:
         recited["earlier"] = f"earlier requests: {_recited(earlier.scored)}"
     reasons = [_REASONS["changed"]] if "changed" in state else []
-    reasons += [f"{what}: surely more than {above}" for name, what in recited.items() if state[name] == "failed"]
+    reasons += [f"{what}: surely more than {beyond}" for name, what in recited.items() if state[name] == "failed"]
     if kept and state["kept"] == "failed":
-        reasons.append(f"{_share(kept)}: surely less than {percent(enough.fails or 0.0)}")
+        reasons.append(f"{_share(kept)}: surely less than {in_hundred(enough.fails or 0.0)} %")
     fails = len(reasons)
     reasons += [_REASONS["known"]] if "known" in state else []
-    reasons += [_REASONS["recited"]] if state["recited"] == "absent" else []
-    reasons += [f"{what}; at most {above} are wanted" for name, what in recited.items() if state[name] == "missed"]
+    reasons += [_REASONS["recited"]] if forgotten.excess is None else []
+    reasons += [f"{what}; at most {beyond} are wanted" for name, what in recited.items() if state[name] == "missed"]
     if forgotten.changed:
         reasons += _left_over(forgotten, [name for name in forgotten.left if state[name] == "missed"])
-    reasons += [_REASONS["kept"]] if state["kept"] == "absent" else []
+    reasons += [_REASONS["kept"]] if kept is None else []
+    reasons += ["a figure or bound is not a number"] * any(c.share and c.state == "absent" for c in criteria.values())
     if kept and state["kept"] == "missed":
-        reasons.append(f"{_share(kept)}; {percent(enough.limit)} is wanted")
+        reasons.append(f"{_share(kept)}; {in_hundred(enough.limit)} % is wanted")
     reasons += [_REASONS["new"]] if "new" in state else []
     asked = [criteria[name] for name in ("recited", *forgotten.left)] if forgotten.changed else []
-    more = _enough("rows to forget and as many of the control", forgotten.rows, asked)
-    more += _enough("rows to keep", kept.rows, [enough]) if kept else []
+    others = " and as many that no model saw" if forgotten.control == "holdout" else ""
+    more = _enough(f"{UNITS[forgotten.unit].noun} to forget{others}", forgotten.rows, asked)
+    more += _enough(f"{UNITS[kept.unit].noun} to keep", kept.rows, [enough]) if kept else []
     if more:
         needs = ", and ".join(more)
-        alone = f"undecided: too few rows; with {needs}, this result would pass"
-        rest = f"the rest is undecided: too few rows; {needs}, would settle it"
+        alone = f"undecided: too few to say; with {needs}, this result would pass"
+        rest = f"the rest is undecided: too few to say; {needs} would settle it"
         reasons.append(rest if len(reasons) > fails else alone)
     return reasons
 
 
 _REASONS = {
-    "changed": "nothing has changed: the model's output is the same as before on every forget row",
+    "changed": "nothing has changed: the model's output is the same as before on all that it was to forget",
     "known": (
-        "the target knows no more of the forget rows than a model that never saw them, so there was nothing to "
-        "forget; check the prompt, the rows and the model"
+        "the model knew no more of the data than one that never saw it, so there was nothing to forget; check the "
+        "prompt, the data and the model"
     ),
     "recited": (
-        "there is no control, a stand-in for a model that never saw the rows: give an ideal model (evaluate.ideal) or "
-        "holdout rows (evaluate.holdout)"
+        "nothing stands in for a model that never saw the data: give an ideal model (evaluate.ideal) or holdout rows "
+        "(evaluate.holdout)"
     ),
     "kept": (
         "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only to "
@@ -224,11 +226,11 @@ def _left_over(forgotten: Forgotten, wide: Sequence[str]) -> list[str]:
     gaps = ", ".join(f"{score_label(name)}: {percent(forgotten.left[name].value)}" for name in wide)
     if forgotten.unit == "facts":
         return [f"{gaps.partition(': ')[2]} of what the false documents cost is not regained"]
-    what, so = "can still be completed better", ""
+    what, so = "completes the data better", ""
     if any(name.startswith("probability") for name in wide):
-        what, so = "are still likelier", ": somebody with the weights can tell that the model saw them"
-    opening = "the" if forgotten.recited["unlearned"] else "no row is recited any more, but the"
-    return [f"{opening} answers {what} than those of unseen rows ({gaps} of the gap is left){so}"]
+        what, so = "finds the data likelier", ": somebody with the weights can tell that the model saw it"
+    opening = "it still" if forgotten.recited["unlearned"] else "nothing is recited any more, but it still"
+    return [f"{opening} {what} than a model that never saw it ({gaps} is left){so}"]
 
 
 def _enough(what: str, rows: int, criteria: Sequence[Criterion]) -> list[str]:
@@ -255,21 +257,15 @@ def _cautions(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     return [f"the verdict rests on few rows ({', '.join(few)})"] if few else []
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:.0f} points"
-
-
 def _recited(forgotten: Forgotten) -> str:
-    of = f"of {forgotten.control_rows} by the control" if forgotten.control else "without a control"
-    ours, theirs = forgotten.recited["unlearned"], forgotten.recited[forgotten.control or "target"]
-    what = "answers are still wrong" if forgotten.unit == "facts" else "rows are still recited"
-    return f"{ours} of {forgotten.rows} {what}, {theirs} {of}"
+    what = "answers are still wrong" if forgotten.unit == "facts" else f"{UNITS[forgotten.unit].noun} are still recited"
+    return f"{forgotten.recited['unlearned']} of {forgotten.rows} {what} ({control_count(forgotten)})"
 
 
 def _share(kept: Kept) -> str:
     parts = ", ".join(f"{score_label(name)} {percent(share)}" for name, share in kept.shares.items())
     low, high = (percent(min(1.0, max(0.0, end))) for end in (kept.share.low, kept.share.high))
-    return f"{percent(kept.share.value)} is kept of what the target knew ({low} to {high}; {parts})"
+    return f"{percent(kept.share.value)} is kept of what it knew ({low} to {high}; {parts})"
 
 
 def write_verdict(verdict: Verdict | NoVerdict, folder: Path) -> None:
