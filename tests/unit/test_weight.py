@@ -8,10 +8,10 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_499,
+    "lines of the package": 36_514,
     "modules": 291,
-    "lines of the tests": 44_947,
-    "words of the docs": 49_900,
+    "lines of the tests": 44_972,
+    "words of the docs": 49_917,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
