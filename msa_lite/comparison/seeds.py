@@ -42,30 +42,29 @@ def join_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     recipes: dict[str, list[_SeedRun]] = {}
     for run in filter(None, map(_seed_run, entries)):
         recipes.setdefault(run.recipe, []).append(run)
-    joined, gone, notes = dict[int, Entry](), set[int](), dict[str, None]()
+    joined, gone, notes = dict[int, Entry](), set[int](), list[str]()
     for runs in recipes.values():
         seeds = {run.seed: run.entry for run in sorted(runs, key=lambda run: run.seed)}
         settings = [[run.entry.report.settings.get(key) for key in ("model", "sets")] for run in runs]
         if len(runs) == 1 or (runs[0].entry.role != "method" and _common(settings)):
             continue
         if reason := _why_apart(runs):
-            notes[f"not joined ({_listed(seeds)}): {reason}"] = None
+            notes.append(f"not joined (seeds {_listed(seeds)}): {reason}")
             continue
         joined[id(runs[0].entry)] = _join(seeds)
         gone |= {id(run.entry) for run in runs[1:]}
-        head = f"rows of several seeds ({', '.join(map(str, seeds))})"
-        notes[f"{head}: mean ± its standard error over the seeds; others: over items"] = None
-    here = sorted({seed for row in joined.values() for seed in row.seeds})
-    for runs in recipes.values():
-        label, own = runs[0].entry.label, {run.seed for run in runs}
-        if runs[0].entry.role == "method" and set(here) - own:
-            notes[f"{label}: only with {_listed(own)}; seeds here: {', '.join(map(str, here))}"] = None
-    return [joined.get(id(entry), entry) for entry in entries if id(entry) not in gone], list(notes)
+        what = "mean ± its standard error over the seeds; others: over items"
+        notes.append(f"rows of several seeds ({_listed(seeds)}): {what}")
+    here = {seed for row in joined.values() for seed in row.seeds}
+    for first, *others in recipes.values():
+        own = {run.seed for run in (first, *others)}
+        if first.entry.role == "method" and here - own:
+            notes.append(f"{first.entry.label}: only with seed {_listed(own)}; seeds here: {_listed(here)}")
+    return [joined.get(id(entry), entry) for entry in entries if id(entry) not in gone], list(dict.fromkeys(notes))
 
 
 def _listed(seeds: Iterable[int]) -> str:
-    numbers = list(map(str, sorted(seeds)))
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def _why_apart(runs: Sequence[_SeedRun]) -> str:

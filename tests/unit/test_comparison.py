@@ -398,7 +398,9 @@ def test_seeds_of_one_recipe_are_one_row_of_mean_and_standard_error(tmp_path: Pa
     assert "MSA, 3 seeds" in FORMATS["csv"](found)
     assert [row.seeds for row in compare(runs[0]).rows] == [{}] * 4
     shutil.rmtree(runs[2] / "baselines")
-    with pytest.raises(MismatchError, match=r"NPO, 2 seeds .*: other rows(.|\n)*with seeds 0, 1; seeds here: 0, 1, 2"):
+    with pytest.raises(
+        MismatchError, match=r"NPO, 2 seeds .*: other rows(.|\n)*only with seed 0, 1; seeds here: 0, 1, 2"
+    ):
         compare(runs)
 
 
