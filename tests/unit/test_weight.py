@@ -8,9 +8,9 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_514,
+    "lines of the package": 36_513,
     "modules": 291,
-    "lines of the tests": 44_972,
+    "lines of the tests": 44_974,
     "words of the docs": 49_917,
     "commands": 25,
     "options": 111,
