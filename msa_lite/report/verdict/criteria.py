@@ -94,7 +94,7 @@ def criteria_of(
         meaning = f"what is left, by {score_label(name)}"
         criteria[name] = Criterion(_LEFT.get(name, "Is some of it left?"), meaning, gap, margins.left)
     parts, share = (kept.shares, kept.share) if kept else ((), None)
-    what = f"of what it knew, over {', '.join(_KEPT.get(name, score_label(name)) for name in parts) or 'all scores'}"
+    what = f"of what it knew, averaged over {', '.join(_KEPT.get(name, score_label(name)) for name in parts) or 'all scores'}"
     criteria["kept"] = Criterion("Does it still know the rest?", what, share, margins.kept, margins.lost, at_least=True)
     if kept and kept.fitted:
         criteria["new"] = _count("Was that tested on rows that nothing learnt?", "of those to keep", 0, kept.rows)
