@@ -93,8 +93,8 @@ def criteria_of(
     for name, gap in forgotten.left.items():
         meaning = f"what is left, by {score_label(name)}"
         criteria[name] = Criterion(_LEFT.get(name, "Is some of it left?"), meaning, gap, margins.left)
-    parts, share = (kept.shares, kept.share) if kept else ((), None)
-    what = f"of what it knew, averaged over {', '.join(_KEPT.get(name, score_label(name)) for name in parts) or 'all scores'}"
+    parts = [_KEPT.get(name, score_label(name)) for name in kept.shares] if kept else ["all scores"]
+    what, share = f"of what it knew, averaged over {', '.join(parts)}", kept.share if kept else None
     criteria["kept"] = Criterion("Does it still know the rest?", what, share, margins.kept, margins.lost, at_least=True)
     if kept and kept.fitted:
         criteria["new"] = _count("Was that tested on rows that nothing learnt?", "of those to keep", 0, kept.rows)
