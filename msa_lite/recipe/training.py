@@ -49,8 +49,8 @@ class Tuning(Closed):
     max_length: int = Field(512, ge=8, le=MOST)
     """The longest row in tokens. Longer rows are cut (qa) or split (text)."""
     compute: Literal["auto", "bf16", "fp32"] = "auto"
-    """The precision of matrix products. auto: bf16 on a GPU (fp16 on one without it), exact fp32 on a CPU. bf16: also on
-    CPUs with AMX or AVX512-BF16, where it is faster."""
+    """The precision of matrix products. auto: bf16 on a GPU (fp16 on one without it), exact fp32 on a CPU. bf16: also
+    on CPUs with AMX or AVX512-BF16, where it is faster."""
 
 
 def check_micro_batch(micro: int | Literal["auto"], batch: int | Literal["auto"]) -> None:
