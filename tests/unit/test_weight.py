@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_513,
     "modules": 291,
     "lines of the tests": 44_974,
-    "words of the docs": 49_979,
+    "words of the docs": 49_982,
     "commands": 25,
     "options": 111,
     "keys of a recipe": 92,
