@@ -9,7 +9,7 @@ import click
 
 from msa_lite.cli.arguments import complete_recipe, in_terminal, read_columns, takes_json, takes_overrides
 from msa_lite.cli.output import print_data, print_json, print_wrapped, show
-from msa_lite.errors import ColumnsError, RecipeError, UsageError
+from msa_lite.errors import ColumnsError, Faults, RecipeError, UsageError
 from msa_lite.io.console.libraries import require
 
 if TYPE_CHECKING:
@@ -194,17 +194,25 @@ def init_command(file: str, as_json: bool, **options: Any) -> None:
     msa-lite init --from axolotl.yml --forget delete.jsonl
     """
     from msa_lite.io.files.reading import local_path
+    from msa_lite.pipeline.verbs.elsewhere import read_training
     from msa_lite.pipeline.verbs.init import Wishes, init_recipe
     from msa_lite.recipe import check_new_file
 
     require("train")
     check_new_file(local_path(file))  # before any question
     options |= {"columns": read_columns(options["columns"], "text"), "config": options.pop("from")}
+    faults = Faults()
+    if options["config"]:
+        with faults.gathered():
+            read_training(options["config"], faults, [name for name, value in options.items() if value])
     if in_terminal():
+        faults.check()
         _ask(options)
     needed = ("forget",) if options["config"] else ("target", "forget")
     if missing := [f"--{name}" for name in needed if not options[name]]:
-        raise UsageError(f"{' and '.join(missing)}: needed, as there is no terminal to ask on (`msa-lite init --help`)")
+        message = f"{' and '.join(missing)}: needed, as there is no terminal to ask on (`msa-lite init --help`)"
+        faults.append(UsageError(message))
+        faults.check()
     click.echo("looking at models and data", err=True)
     draft = init_recipe(file, Wishes(**options | {"target": options["target"] or ""}))
     if not as_json:

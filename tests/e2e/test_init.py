@@ -280,6 +280,16 @@ def test_a_configuration_that_cannot_be_taken_over_is_refused_with_every_fault(
     assert not (place / "x.yaml").exists()
 
 
+def test_a_configuration_is_read_before_any_question(
+    place: Path, call_cli: CallCli, answering: Callable[..., None]
+) -> None:
+    _, _, err = call_cli("init", "x.yaml", "--from", "no.yml")
+    assert ("no.yml: cannot be opened" in err, "--forget: needed" in err) == (True, True)
+    answering()  # to ask would end in an abort
+    status, _, err = call_cli("init", "x.yaml", "--from", "no.yml")
+    assert (status, "no.yml: cannot be opened" in err) == (2, True)
+
+
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """answering(*lines): have a user at a terminal answer with these lines."""
