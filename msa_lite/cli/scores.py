@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option("--retain", metavar="DATA", help="Questions about the retain set, likewise.")
 @click.option("--holdout", metavar="DATA", help="Questions that no model was trained on, likewise.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option(
     "--columns",
     help="Columns of these: question=Q,answer=A, messages=M, system=S, ignore=I, …; the usual ones are known.",
@@ -117,7 +118,7 @@ def evaluate_command(model: str, out: str, as_json: bool, **options: Any) -> Non
 
 
 _SETS = ("forget", "retain", "holdout")
-_OWN = (*_SETS, "columns")
+_OWN = (*_SETS, "columns", "max_new_tokens")
 _PUBLISHED = ("split", "data", "compat")
 
 
@@ -142,7 +143,7 @@ def _questions(options: dict[str, Any]) -> Asked:
     if benchmark != OWN:
         return PublishedBenchmark(benchmark, options["split"], options["data"], options["compat"])
     columns = read_columns(options["columns"])
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"max_new_tokens": options["max_new_tokens"]} if options["max_new_tokens"] else {}
     for name in filter(options.get, _SETS):
         path, configuration = split_configuration(options[name])
         arguments[name] = DataSource(path, name=configuration, **columns)

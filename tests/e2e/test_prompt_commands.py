@@ -178,7 +178,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
 
 def test_an_evaluation_is_asked_in_the_prompt_that_is_said(model: Path, tmp_path: Path, call_cli: CallCli) -> None:
     rows = DataSource(lines(tmp_path / "mine.jsonl", {"q": "Where?", "a": "Here."}), question="q", answer="a")
-    questions = msa_lite.OwnQuestions(forget=rows)
+    questions = msa_lite.OwnQuestions(forget=rows, max_new_tokens=2)
     prompts = {"default": PromptSettings(), "system": PromptSettings("default", "Be brief."), "plain": "plain"}
     out, found = tmp_path / "out", {}
     for name, prompt in (prompts | {"auto": "auto"}).items():
@@ -195,7 +195,7 @@ def test_an_evaluation_is_asked_in_the_prompt_that_is_said(model: Path, tmp_path
     assert (out / "default/manifest.json").read_text() == before
     again = msa_lite.evaluate(str(model), out / "default", questions, prompt="plain")["model"]
     assert again.metrics == found["plain"].metrics
-    told = ["--forget", rows.path, "--columns", "question=q,answer=a", "--prompt", "plain"]
+    told = ["--forget", rows.path, "--columns", "question=q,answer=a", "--max-new-tokens", "2", "--prompt", "plain"]
     code, said, err = call_cli("evaluate", str(model), *told, "--out", str(out / "typed"), "--json")
     assert code == 0, err
     assert json.loads(said)["metrics"] == json_form(found["plain"])["metrics"]

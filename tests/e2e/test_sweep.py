@@ -295,7 +295,6 @@ def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
         (["forget.alpha=1", "retain.beta=0.5"], "forget.alpha, retain.beta: one point"),
         (["retain={beta: [0, 1]}"], "retain.data"),
         (["evaluate=null"], "do not set evaluate to null"),
-        (["select.minimise=rouge_l_f"], "select.minimise: is gone: the rules are extraction and the paper's scores"),
         (["evaluate.ideal=null", "select.score=muse-gap"], "compares with the ideal model; give evaluate.ideal"),
         (["select.kep=1"], "did you mean 'keep'"),
     ],

@@ -76,6 +76,7 @@ def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
 # Modules that may name a metric: benchmarks and attacks make them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/tables/metrics.py": "the table",
+    "report/verdict/criteria.py": "the words for what a verdict measures",
     "catalogue.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set, and of which a usable model keeps something",
     "choose/choice.py": "metrics that show that there are retain rows",

@@ -279,7 +279,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     [
         ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: only for one data set"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
-        ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),
+        ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "here: stages.0.epochs"]),
         ({"stages": [{"data": {"path": "t"}, "micro_batch_size": 3}]}, ["3 does not divide batch_size 4"]),
         ({"stages": [{"data": {"path": "none.jsonl"}}], "model": "none"}, ["2 faults", "none.jsonl", "none: no such"]),
         ({"model": {"config": {"hidden_size": 8}, "tokenizer": "x"}}, ["model.config: model_type is missing"]),

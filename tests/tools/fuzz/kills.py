@@ -85,7 +85,7 @@ def _other_run(root: Path) -> None:
 
 
 _MERGE = ("merge", "--target", "target", "--forget", "forget", "--retain", "retain", "--beta", "0.5", "--out", "out")
-_ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/retain.jsonl")
+_ROWS = ("--forget", "history/data/forget.jsonl", "--retain", "history/data/retain.jsonl", "--max-new-tokens", "6")
 SCENES = {
     "merge": Scene(_MERGE, _merge_inputs, 0.45, heavy=False),
     "merge --as adapter": Scene((*_MERGE, "--as", "adapter"), _merge_inputs, 0.25, heavy=False),
