@@ -8,12 +8,12 @@ from tests.tools.count import code_lines, inner_arrows, totals
 
 # Today's totals. Lower one whenever it falls. Raising one is a decision: CONTRIBUTING lists each, with its reason.
 CEILING = {
-    "lines of the package": 36_521,
+    "lines of the package": 36_522,
     "modules": 291,
     "lines of the tests": 44_982,
-    "words of the docs": 49_982,
+    "words of the docs": 49_998,
     "commands": 25,
-    "options": 111,
+    "options": 112,
     "keys of a recipe": 92,
 }
 
