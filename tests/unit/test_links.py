@@ -25,6 +25,14 @@ def test_no_link_leads_nowhere() -> None:
     assert [f"{x.page.relative_to(ROOT)}:{x.line}: {x.to}: {fault}" for x, fault in faults if fault] == []
 
 
+def test_every_table_begins_with_its_head() -> None:
+    for page in [*pages(), CONTRIBUTING]:
+        lines = ["", *page.read_text(encoding="utf-8").splitlines()]
+        starts = [at for at in range(1, len(lines)) if lines[at].startswith("|") and not lines[at - 1].startswith("|")]
+        loose = [at for at in starts if not (lines[at + 1].startswith("|--") or lines[at + 1].startswith("| --"))]
+        assert loose == [], f"{page.relative_to(ROOT)}: rows that stand apart from their table"
+
+
 def test_links_out_of_the_repository_lead_to_hosts_that_we_know() -> None:
     hosts = {urlsplit(link.to).netloc for link in all_links() if link.is_external}
     assert hosts <= HOSTS, "add a host that readers may be sent to"
