@@ -10,8 +10,8 @@ from tests.tools.count import code_lines, inner_arrows, totals
 CEILING = {
     "lines of the package": 36_522,
     "modules": 291,
-    "lines of the tests": 44_982,
-    "words of the docs": 49_998,
+    "lines of the tests": 44_988,
+    "words of the docs": 49_997,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
