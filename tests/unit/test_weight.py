@@ -11,7 +11,7 @@ CEILING = {
     "lines of the package": 36_522,
     "modules": 291,
     "lines of the tests": 44_988,
-    "words of the docs": 49_997,
+    "words of the docs": 49_995,
     "commands": 25,
     "options": 112,
     "keys of a recipe": 92,
