@@ -118,7 +118,7 @@ class StrengthSearch:
 
     @property
     def _count_at_first(self) -> int:
-        """How many columns the first λ have. The search begins in the middle one."""
+        """Return the number of columns of the first λ. The search begins in the middle one."""
         return min(_FILTERS_AT_FIRST, len(self.filters)) * len(SHARES if self.betas is None else self.betas)
 
     def _columns(self, alpha: float) -> list[Strengths]:

@@ -280,5 +280,5 @@ def env_command(as_json: bool) -> None:
     """
     from msa_lite.io.models.devices import describe_machine
 
-    told = describe_machine()
-    show(told, as_json, *(f"{topic + ':':<11} {text}" for topic, text in told.items()))
+    machine = describe_machine()
+    show(machine, as_json, *(f"{topic + ':':<11} {text}" for topic, text in machine.items()))

@@ -57,9 +57,9 @@ def join_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         notes.append(f"rows of several seeds ({_listed(seeds)}): {what}")
     here = {seed for row in joined.values() for seed in row.seeds}
     for first, *others in recipes.values():
-        own = {run.seed for run in (first, *others)}
-        if first.entry.role == "method" and here - own:
-            notes.append(f"{first.entry.label}: only with seed {_listed(own)}; seeds here: {_listed(here)}")
+        known = {run.seed for run in (first, *others)}
+        if first.entry.role == "method" and here - known:
+            notes.append(f"{first.entry.label}: only with seed {_listed(known)}; seeds here: {_listed(here)}")
     return [joined.get(id(entry), entry) for entry in entries if id(entry) not in gone], list(dict.fromkeys(notes))
 
 

@@ -209,18 +209,18 @@ def describe_machine() -> dict[str, str]:
         "merge": _merge,
         **{name: partial(readiness, name) for name in EXTRAS},
     }
-    told = {}
+    texts = {}
     for topic, tell in topics.items():
         try:
-            told[topic] = tell()
-            if "torch" in EXTRAS.get(topic, ("", ()))[1] and told["torch"].startswith(_BROKEN):
-                told[topic] = f"torch {_BROKEN}"
+            texts[topic] = tell()
+            if "torch" in EXTRAS.get(topic, ("", ()))[1] and texts["torch"].startswith(_BROKEN):
+                texts[topic] = f"torch {_BROKEN}"
         except BaseException as error:  # a broken package raises anything, even SystemExit
             if isinstance(error, KeyboardInterrupt):
                 raise
-            told[topic] = f"{_BROKEN} ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]})"
+            texts[topic] = f"{_BROKEN} ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]})"
     home = os.path.expanduser("~")
-    return {topic: text.replace(home, "~") if len(home) > 1 else text for topic, text in told.items()}
+    return {topic: text.replace(home, "~") if len(home) > 1 else text for topic, text in texts.items()}
 
 
 def _merge() -> str:

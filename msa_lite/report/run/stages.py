@@ -42,7 +42,7 @@ class StageList:
     starts_at_retain: bool
     """True if the forget vector is fitted from the retain vector."""
     data: str = ""
-    """The hash of the content of all data sets together, whole; empty in lists of earlier versions."""
+    """The hash of the content of all data sets together, whole; empty where it is not known."""
 
     @property
     def models_to_choose_by(self) -> tuple[str, ...]:
